@@ -7,7 +7,6 @@
 #include <csignal>
 #include <utility>
 
-#include "base/asio.h"
 #include "base/clock.h"
 #include "base/text.h"
 #include "launcher/keeper/process_tree.h"
@@ -38,13 +37,28 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       disk_(loop.get_executor(), 1),
       preparation_(loop.get_executor(), disk_, options_.directory,
                    [this](const rendezvous::Notice& notice) { link_.send(notice); }),
-      workers_(loop.get_executor(), core_, link_, keeper, disk_, static_cast<int>(options_.facts.cores),
-               [this](const node::Event& event) { feed(event); }),
+      stdin_(
+          loop.get_executor(), [this](const rendezvous::StdinTaken& taken) { link_.send(taken); },
+          [this] { return core_.takes_stdin() && group_ && !group_->starting(); }),
+      revoke_tasks_(loop.get_executor()),
+      tree_(loop.get_executor(), keeper),
+      hang_monitor_(
+          loop.get_executor(), [this](const rendezvous::Message& message) { link_.send(message); },
+          [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; }),
+      steps_timer_(loop),
+      queries_(loop.get_executor(), [this](const rendezvous::QueryAnswer& answer) { link_.send(answer); }),
+      evidence_(loop.get_executor(), disk_),
       tick_(loop),
       keeper_fd_(loop),
       signals_(loop, SIGTERM, SIGINT, SIGHUP) {}
 
 int Agent::run() {
+  begin();
+  loop_.run();  // returns when go_down has ended every task
+  return core_.exit_code();
+}
+
+void Agent::begin() {
   keeper_fd_.assign(::fcntl(keeper_.watch_fd(), F_DUPFD_CLOEXEC, 0));
   rendezvous::Hello hello = options_.facts.hello;
   hello.keeper = static_cast<std::uint32_t>(keeper_.keeper());
@@ -57,8 +71,6 @@ int Agent::run() {
   spawn(loop_.get_executor(), watch_signals());
   spawn(loop_.get_executor(), link_.write_all());
   spawn(loop_.get_executor(), serve());
-  loop_.run();  // returns when go_down has ended every task
-  return core_.exit_code();
 }
 
 // ---- the link
@@ -117,11 +129,6 @@ void Agent::perform(const node::OpenStore& action) {
   link_.send(*opened);
 }
 
-void Agent::perform(const node::StartWorkers& action) {
-  store_.workers_start();
-  workers_.perform(action);
-}
-
 void Agent::perform(const node::SetLease& action) {
   keeper_.set_lease(std::chrono::ceil<std::chrono::milliseconds>(action.left));
 }
@@ -146,10 +153,15 @@ void Agent::handle(const rendezvous::NodeCheck& message) {
 }
 
 void Agent::handle(const rendezvous::Query& message) {
-  if (!options_.own || message.argv.empty()) return workers_.handle(message);
-  rendezvous::QueryAnswer refused{message.request, 0, {}, true, 0, {}};
-  refused.trouble = "its node joined by itself and runs only the command of its own user";
-  link_.send(refused);
+  if (options_.own && !message.argv.empty()) {
+    rendezvous::QueryAnswer refused{message.request, 0, {}, true, 0, {}};
+    refused.trouble = "its node joined by itself and runs only the command of its own user";
+    return link_.send(refused);
+  }
+  NodeQueries::Leaders leaders;
+  for (const auto& [local, process] : core_.processes().all())
+    leaders[rank_of(local)] = process.pid;
+  queries_.start(message, std::move(leaders));
 }
 
 /// Gives the keeper a lease: the preparation of a job whose master is gone must end even if it hangs on a
@@ -164,12 +176,17 @@ void Agent::begin_preparing(const rendezvous::JobStart& job) {
   keeper_.set_job_mark(job.job_id);
 }
 
-void Agent::accept(const rendezvous::JobStart& message, NodeJob job, bool predecessor_gone) {
+void Agent::accept(const rendezvous::JobStart& order, NodeJob job, bool predecessor_gone) {
   rendezvous::JobAccepted accepted{job.program(), active_infiniband("")};
-  accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job.env(), message.explicit_env, "");
+  accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job.env(), order.explicit_env, "");
   accepted.predecessor_gone = predecessor_gone;
-  workers_.set_job(std::move(job), message);
-  feed(node::JobAccepted{message.local});
+  job_ = std::move(job);
+  credit_.start(order.credit);
+  tree_.set_job(order.job_id);
+  runs_setup_ = !order.setup.empty();
+  hang_monitor_.set_timeout(std::chrono::milliseconds(order.hang_timeout_ms));
+  stop_leaders_ = order.stop_leaders;
+  feed(node::JobAccepted{order.local});
   link_.send(accepted);
 }
 
@@ -186,7 +203,8 @@ Awaitable<> Agent::probe(rendezvous::Probe request) {
 }
 
 void Agent::handle(const rendezvous::Spawn& message) {
-  workers_.drop_ended();
+  // The output of ended workers belongs to the previous attempt.
+  if (core_.has_survivors()) group_->drop_ended();
   feed(message);
 }
 
@@ -197,14 +215,16 @@ void Agent::handle(const rendezvous::Ping& message) {
 
 // ---- the end
 
+/// No output is sent any more, but the pipes are drained, so that no worker hangs in a write.
 void Agent::perform(const node::CloseLink&) {
   link_.close();
-  workers_.lift_credit();
+  credit_.lift();
+  if (group_) group_->resume_output();
 }
 
 Awaitable<> Agent::go_down() {
   co_await preparation_.all_ends();
-  workers_.remove_sockets();
+  remove_sockets();
   down_ = true;
   tick_.expires_after(kFlushTime);  // the heartbeat sees `down_` and closes a link that does not drain
   co_await link_.flushed();
@@ -216,10 +236,30 @@ Awaitable<> Agent::go_down() {
   signals_.cancel(ignored);
 }
 
+/// The keeper has no sockets to remove once the last worker has ended.
+void Agent::remove_sockets() {
+  if (!worker_link_) return;
+  const std::string directory = worker_link_->directory();
+  worker_link_.reset();
+  // The keeper removes a directory that this process could not remove.
+  if (::access(directory.c_str(), F_OK) != 0 && errno == ENOENT) keeper_.set_directory({});
+}
+
+/// Orphans of workers would stay zombies otherwise. A worker that is being started is not a known child.
+void Agent::reap_orphans() {
+  if (!core_.running() || !group_ || group_->starting()) return;
+  std::vector<pid_t> others_reap = group_->pids();
+  const std::vector<pid_t> tools = hang_monitor_.pids();
+  const std::vector<pid_t> queried = queries_.pids();
+  others_reap.insert(others_reap.end(), tools.begin(), tools.end());
+  others_reap.insert(others_reap.end(), queried.begin(), queried.end());
+  reap_adopted(others_reap);
+}
+
 Awaitable<> Agent::heartbeat() {
   while (!down_) {
     feed(node::HeartbeatDue{Clock::now() - link_.last_heard()});
-    workers_.reap_orphans();
+    reap_orphans();
     tick_.expires_after(kHeartbeat);
     co_await tick_.async_wait(kUseTuple);
   }

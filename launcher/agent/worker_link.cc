@@ -119,7 +119,7 @@ struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
   void await_reports();
   void read_reports();
   void send();
-  void misbehaved(std::string words) { link->events_.worker_misbehaved(local_rank, std::move(words)); }
+  void misbehaved(std::string words) { hear(rendezvous::WorkerMisbehaved{std::move(words)}); }
   void close_listener();
   void close_connection();
   void forget();
@@ -196,20 +196,7 @@ void WorkerLink::Worker::read_some() {
 }
 
 void WorkerLink::Worker::hear(const rendezvous::WorkerEvent& event) {
-  WorkerLinkEvents& events = link->events_;
-  if (const auto* hello = std::get_if<rendezvous::WorkerHello>(&event)) {
-    events.worker_greeted(local_rank, *hello);
-  } else if (const auto* step = std::get_if<rendezvous::WorkerStep>(&event)) {
-    events.worker_stepped(local_rank, *step);
-  } else if (const auto* trouble = std::get_if<rendezvous::WorkerTrouble>(&event)) {
-    events.worker_in_trouble(local_rank, *trouble);
-  } else if (const auto* answer = std::get_if<rendezvous::WorkerRevoked>(&event)) {
-    events.worker_revoked(local_rank, *answer);
-  } else if (std::get_if<rendezvous::WorkerReady>(&event)) {
-    events.worker_ready(local_rank);
-  } else if (const auto* misbehavior = std::get_if<rendezvous::WorkerMisbehaved>(&event)) {
-    misbehaved(misbehavior->words);
-  }
+  std::visit([this](const auto& said) { link->events_.worker_said(local_rank, said); }, event);
 }
 
 void WorkerLink::Worker::await_reports() {

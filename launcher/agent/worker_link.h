@@ -18,17 +18,17 @@ namespace ddp::launcher {
 class WorkerLinkEvents {
  public:
   virtual ~WorkerLinkEvents() = default;
-  virtual void worker_greeted(std::uint32_t local_rank, const rendezvous::WorkerHello& hello) = 0;
-  virtual void worker_stepped(std::uint32_t local_rank, const rendezvous::WorkerStep& step) = 0;
+  virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerHello& hello) = 0;
+  virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerStep& step) = 0;
   /// A report to DDPLAUNCH_METRICS.
   virtual void worker_reported(std::uint32_t local_rank, const rendezvous::WorkerStep& step) = 0;
-  virtual void worker_in_trouble(std::uint32_t local_rank, const rendezvous::WorkerTrouble& trouble) = 0;
-  virtual void worker_revoked(std::uint32_t local_rank, const rendezvous::WorkerRevoked& answer) = 0;
-  virtual void worker_ready(std::uint32_t local_rank) = 0;
+  virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerTrouble& trouble) = 0;
+  virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerRevoked& answer) = 0;
+  virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerReady& ready) = 0;
   /// The worker's connection has ended, usually with its process; else its steps are unknown from here on.
   virtual void worker_unlinked(std::uint32_t local_rank) = 0;
   /// A problem that the user should know, once for each kind: a broken line, a message about another attempt.
-  virtual void worker_misbehaved(std::uint32_t local_rank, std::string words) = 0;
+  virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerMisbehaved& misbehavior) = 0;
 };
 
 /// The agent's end of the worker protocol (docs/developers/worker_protocol.md): a private directory (0700)

@@ -42,13 +42,13 @@ class LinkRecord : public WorkerLinkEvents {
   std::vector<std::uint64_t> steps;
   std::function<void()> on_hello = [] {};
 
-  void worker_greeted(std::uint32_t rank, const rendezvous::WorkerHello& hello) override {
+  void worker_said(std::uint32_t rank, const rendezvous::WorkerHello& hello) override {
     add(rank, std::string("hello") + (hello.rejoin ? " rejoin" : "") + (hello.sharded ? " sharded" : ""));
     pid = hello.pid;
     linked.insert(rank);
     on_hello();
   }
-  void worker_stepped(std::uint32_t, const rendezvous::WorkerStep& step) override {
+  void worker_said(std::uint32_t, const rendezvous::WorkerStep& step) override {
     steps.push_back(step.step);
     phase = step.phase;
     if (step.durations) durations.add(*step.durations);
@@ -56,16 +56,18 @@ class LinkRecord : public WorkerLinkEvents {
   void worker_reported(std::uint32_t rank, const rendezvous::WorkerStep& step) override {
     add(rank, "report " + std::to_string(step.step) + " " + std::to_string(step.loss.value_or(-1)));
   }
-  void worker_in_trouble(std::uint32_t rank, const rendezvous::WorkerTrouble& trouble) override {
+  void worker_said(std::uint32_t rank, const rendezvous::WorkerTrouble& trouble) override {
     add(rank, "failed " + std::to_string(trouble.attempt) + " " + trouble.error);
   }
-  void worker_revoked(std::uint32_t rank, const rendezvous::WorkerRevoked& answer) override {
+  void worker_said(std::uint32_t rank, const rendezvous::WorkerRevoked& answer) override {
     add(rank, "revoked " + std::to_string(answer.attempt) + " " +
                   (answer.step ? std::to_string(*answer.step) : "none"));
   }
-  void worker_ready(std::uint32_t rank) override { add(rank, "ready"); }
+  void worker_said(std::uint32_t rank, const rendezvous::WorkerReady&) override { add(rank, "ready"); }
   void worker_unlinked(std::uint32_t rank) override { linked.erase(rank); }
-  void worker_misbehaved(std::uint32_t rank, std::string words) override { add(rank, "odd " + words); }
+  void worker_said(std::uint32_t rank, const rendezvous::WorkerMisbehaved& misbehavior) override {
+    add(rank, "odd " + misbehavior.words);
+  }
 
   bool has(const std::string& what) const { return std::find(said.begin(), said.end(), what) != said.end(); }
   std::uint32_t pid = 0;

@@ -1,4 +1,4 @@
-// The nodes of the simulation: the drivers of their agents' cores, as Agent with NodeWorkers is one, and
+// The nodes of the simulation: the drivers of their agents' cores, as Agent is one, and
 // their keepers.
 #include <algorithm>
 #include <csignal>

@@ -1,15 +1,15 @@
-// The workers of a node, driven by a core: real processes, and a link whose other end is the test.
-#include "launcher/agent/node_workers.h"
+// An agent with real workers; the test is its master, at the other end of the link.
+#include "launcher/agent/agent.h"
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include <deque>
+#include <functional>
 #include <map>
+#include <optional>
 
 #include "base/asio.h"
-#include "base/clock.h"
 #include "launcher/job/job_spec.h"
 #include "tests/process/process_probe.h"
 
@@ -30,7 +30,9 @@ class NodeBench {
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
     near_.assign(asio::local::stream_protocol(), ends[0]);
     far_.assign(asio::local::stream_protocol(), ends[1]);
-    spawn(loop.get_executor(), link.write_all());
+    agent_.emplace(loop, stream_over(near_), keeper_, Agent::Options{"/", NodeFacts{{}, 4}});
+    agent_->begin();
+    spawn(loop.get_executor(), master_.write_all());
     spawn(loop.get_executor(), read_all(this));
     rendezvous::JobStart order;
     order.job_id = unique_mark("x").substr(2);
@@ -39,18 +41,16 @@ class NodeBench {
     order.env = {{"PATH", "/usr/bin:/bin"}};
     order.stdin_to_rank0 = true;
     order.credit = credit;
-    auto job = NodeJob::prepare(order, order.env, "/");
-    REQUIRE(job.has_value());
-    workers.set_job(std::move(*job), order);
-    feed(node::JobReceived{60s, 1s});
-    feed(node::JobAccepted{true});
+    order.local = true;
+    order.master_timeout_ms = 60'000;
+    order.link_grace_ms = 1'000;
+    master_.send(order);
+    run_until([this] { return !got<rendezvous::JobAccepted>().empty(); });
   }
   ~NodeBench() {
-    feed(rendezvous::Leave{});
-    run_until([this] { return quit; });
-    link.close();
-    error_code ignored;
-    far_.close(ignored);
+    master_.send(rendezvous::Leave{});
+    run_until([this] { return link_ended_; });
+    master_.close();
     loop.run_for(1s);
   }
 
@@ -62,15 +62,15 @@ class NodeBench {
     order.max_restarts = 1;
     order.master_addr = "127.0.0.1";
     order.master_port = 1;
-    workers.drop_ended();
-    feed(order);
+    master_.send(order);
   }
   void stop(std::uint32_t attempt, std::uint32_t grace_ms) {
     rendezvous::Stop order;
     order.attempt = attempt;
     order.grace_ms = grace_ms;
-    feed(order);
+    master_.send(order);
   }
+  void send(const Message& message) { master_.send(message); }
   void run_until(const std::function<bool()>& happened) {
     for (const auto until = std::chrono::steady_clock::now() + kPatience;
          !happened() && std::chrono::steady_clock::now() < until;)
@@ -96,23 +96,8 @@ class NodeBench {
   std::vector<Message> messages;                                ///< of the node, without Output
   std::map<std::pair<std::uint32_t, int>, std::string> output;  ///< by rank and stream
   std::size_t bytes_at_end = 0;  ///< all output that came before the last AttemptEnded
-  bool quit = false;
 
  private:
-  void feed(const node::Event& event) {
-    const bool nested = !actions_.empty();
-    for (node::Action& action : core_.step(event, boot_now()))
-      actions_.push_back(std::move(action));
-    if (nested) return;
-    for (; !actions_.empty(); actions_.pop_front())
-      std::visit([this](const auto& action) { perform(action); }, actions_.front());
-  }
-  template <class A>
-  void perform(const A& action) {
-    if constexpr (requires { workers.perform(action); }) workers.perform(action);
-    if constexpr (std::is_same_v<A, node::Send>) link.send(action.message);
-    if constexpr (std::is_same_v<A, node::Quit>) quit = true;
-  }
   static Awaitable<> read_all(NodeBench* self) {
     while (co_await self->master_.read_more()) {
       for (auto message = self->master_.next(); message && *message; message = self->master_.next()) {
@@ -128,6 +113,7 @@ class NodeBench {
         }
       }
     }
+    self->link_ended_ = true;
   }
   UniqueFd make_keeper() {
     int ends[2];
@@ -140,15 +126,9 @@ class NodeBench {
   Socket far_{loop};
   UniqueFd keeper_end_;
   KeeperLink keeper_{make_keeper(), ::getppid()};
-  BlockingCalls disk_{loop.get_executor(), 1};
-  AgentCore core_{{}, boot_now()};
-  std::deque<node::Action> actions_;
   rendezvous::Connection master_{loop.get_executor(), stream_over(far_)};
-
- public:
-  rendezvous::Connection link{loop.get_executor(), stream_over(near_)};
-  NodeWorkers workers{
-      loop.get_executor(), core_, link, keeper_, disk_, 4, [this](const node::Event& event) { feed(event); }};
+  bool link_ended_ = false;
+  std::optional<Agent> agent_;
 };
 
 }  // namespace
@@ -187,7 +167,7 @@ TEST_CASE("credit lets the output of a running worker through") {
   bench.start(0, 1);
   bench.run_until([&] { return bench.got<rendezvous::WorkerStarted>().size() == 1; });
   CHECK(bench.output.empty());
-  bench.workers.handle(rendezvous::Credit{1, 1u << 20});
+  bench.send(rendezvous::Credit{1, 1u << 20});
   bench.run_until([&] { return bench.output[{0, 1}] == "first\n"; });
   bench.stop(0, 0);
   bench.run_until_ended(0);
@@ -195,7 +175,7 @@ TEST_CASE("credit lets the output of a running worker through") {
 
 TEST_CASE("a restarted rank 0 reads on where the former one stopped; other ranks read nothing") {
   NodeBench bench("read line; echo \"$line\"; [ $LOCAL_RANK = 1 ] || exec sleep 60");
-  bench.workers.handle(rendezvous::Stdin{"one\ntwo\n"});
+  bench.send(rendezvous::Stdin{"one\ntwo\n"});
   bench.start(0, 2);
   bench.run_until([&] { return bench.output[{0, 1}] == "one\n" && bench.output[{1, 1}] == "\n"; });
   bench.stop(0, 0);
@@ -205,7 +185,7 @@ TEST_CASE("a restarted rank 0 reads on where the former one stopped; other ranks
   CHECK(taken[0].bytes == 8);
   CHECK(taken[1].ended);
   CHECK(taken[1].read == 4);
-  bench.workers.handle(rendezvous::Stdin{"two\n"});
+  bench.send(rendezvous::Stdin{"two\n"});
   bench.start(1, 2);
   bench.run_until([&] { return bench.output[{0, 1}] == "one\ntwo\n"; });
   bench.stop(1, 0);
@@ -216,7 +196,7 @@ TEST_CASE("a signal goes to the leaders, and the processes that workers leave en
   NodeBench bench("trap 'setsid sleep 60 & echo $!; exit 5' USR1; echo ready; while :; do sleep 0.01; done");
   bench.start(0, 1);
   bench.run_until([&] { return bench.output[{0, 1}] == "ready\n"; });
-  bench.workers.handle(rendezvous::Signal{SIGUSR1});
+  bench.send(rendezvous::Signal{SIGUSR1});
   bench.run_until_ended(0);
   CHECK(bench.got<rendezvous::WorkerExited>().back().code == 5);
   const pid_t left = std::stoi(bench.output[{0, 1}].substr(6));
@@ -230,8 +210,8 @@ TEST_CASE("an attempt for which there are too few descriptors is refused, and no
   const rlimit few{16, usual.rlim_max};
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
   bench.start(0, 1);
-  REQUIRE(::setrlimit(RLIMIT_NOFILE, &usual) == 0);
   bench.run_until([&] { return !bench.got<rendezvous::Refused>().empty(); });
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &usual) == 0);
   CHECK(bench.got<rendezvous::Refused>().back().text.starts_with("1 worker needs "));
   CHECK(bench.got<rendezvous::WorkerStarted>().empty());
 }

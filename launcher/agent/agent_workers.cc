@@ -1,4 +1,5 @@
-#include "launcher/agent/node_workers.h"
+// The agent's attempts: the part of Agent that starts and ends workers, and hears them.
+#include "launcher/agent/agent.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -78,82 +79,26 @@ ChildSpec child_of(const WorkerSpec& worker, const std::vector<std::string>& arg
 
 }  // namespace
 
-NodeWorkers::NodeWorkers(asio::any_io_executor executor, const AgentCore& core, rendezvous::Connection& link,
-                         KeeperLink& keeper, BlockingCalls& disk, int cores, Feed feed)
-    : executor_(executor),
-      core_(core),
-      link_(link),
-      keeper_(keeper),
-      cores_(cores),
-      feed_(std::move(feed)),
-      stdin_(
-          executor, [this](const rendezvous::StdinTaken& taken) { link_.send(taken); },
-          [this] { return core_.takes_stdin() && group_ && !group_->starting(); }),
-      revoke_tasks_(executor),
-      tree_(executor, keeper),
-      hang_monitor_(
-          executor, [this](const rendezvous::Message& message) { link_.send(message); },
-          [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; }),
-      steps_timer_(executor),
-      queries_(executor, [this](const rendezvous::QueryAnswer& answer) { link_.send(answer); }),
-      evidence_(executor, disk) {}
-
-void NodeWorkers::set_job(NodeJob job, const rendezvous::JobStart& order) {
-  job_ = std::move(job);
-  credit_.start(order.credit);
-  tree_.set_job(order.job_id);
-  runs_setup_ = !order.setup.empty();
-  hang_monitor_.set_timeout(std::chrono::milliseconds(order.hang_timeout_ms));
-  stop_leaders_ = order.stop_leaders;
-}
-
 // ---- the master's messages
 
-void NodeWorkers::handle(const rendezvous::Signal& message) {
+void Agent::handle(const rendezvous::Signal& message) {
   if (core_.running() && group_) group_->signal_leaders(message.number);
 }
 
-void NodeWorkers::handle(const rendezvous::Credit& message) {
+void Agent::handle(const rendezvous::Credit& message) {
   credit_.give(message.stream, message.bytes);
   if (group_) group_->resume_output();
 }
 
-void NodeWorkers::handle(const rendezvous::Inspect& message) {
+void Agent::handle(const rendezvous::Inspect& message) {
   if (core_.running()) hang_monitor_.inspect(message);
-}
-
-void NodeWorkers::handle(const rendezvous::Query& message) {
-  NodeQueries::Leaders leaders;
-  for (const auto& [local, process] : core_.processes().all())
-    leaders[rank_of(local)] = process.pid;
-  queries_.start(message, std::move(leaders));
-}
-
-void NodeWorkers::lift_credit() {
-  credit_.lift();
-  if (group_) group_->resume_output();
-}
-
-/// A worker that is being started is not a known child.
-void NodeWorkers::reap_orphans() {
-  if (!core_.running() || !group_ || group_->starting()) return;
-  std::vector<pid_t> others_reap = group_->pids();
-  const std::vector<pid_t> tools = hang_monitor_.pids();
-  const std::vector<pid_t> queried = queries_.pids();
-  others_reap.insert(others_reap.end(), tools.begin(), tools.end());
-  others_reap.insert(others_reap.end(), queried.begin(), queried.end());
-  reap_adopted(others_reap);
 }
 
 // ---- an attempt begins
 
-void NodeWorkers::drop_ended() {
-  if (core_.has_survivors()) group_->drop_ended();
-}
-
 /// The end of an attempt ends every process of the job here, also the programs that --setup left running (a
 /// data server, say). --setup runs once, so a later attempt must not miss them without a word.
-void NodeWorkers::note_setup_helpers() {
+void Agent::note_setup_helpers() {
   if (!runs_setup_) return;
   if (!group_) {  // nothing but --setup has started programs yet
     visit_processes([this](ProcessInfo&& process) {
@@ -173,7 +118,7 @@ void NodeWorkers::note_setup_helpers() {
                                   false});
 }
 
-void NodeWorkers::perform(const node::PrepareAttempt& action) {
+void Agent::perform(const node::PrepareAttempt& action) {
   const rendezvous::Spawn& spawn = action.spawn;
   note_setup_helpers();
   const WorkerProcesses& survivors = core_.processes();
@@ -182,10 +127,10 @@ void NodeWorkers::perform(const node::PrepareAttempt& action) {
   steps_timer_.cancel();
   if (auto board = collectives_.make_room(spawn.local_world_size); !board)
     link_.send(rendezvous::Notice{"desync analysis is not available: " + board.error().text, true});
-  auto workers = job_->workers(spawn, cores_, make_error_prefix(), expect_workers(spawn.local_world_size),
-                               collectives_.path());
+  auto workers = job_->workers(spawn, static_cast<int>(options_.facts.cores), make_error_prefix(),
+                               expect_workers(spawn.local_world_size), collectives_.path());
   const Result<> room = room_for_workers(spawn.local_world_size);
-  if (!workers || !room) return feed_(node::AttemptImpossible{workers ? room.error() : workers.error()});
+  if (!workers || !room) return feed(node::AttemptImpossible{workers ? room.error() : workers.error()});
   if (workers->omp_threads && spawn.node_rank == 0 && spawn.attempt == 0) {
     link_.send(
         rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
@@ -193,7 +138,7 @@ void NodeWorkers::perform(const node::PrepareAttempt& action) {
   }
   evidence_.begin(spawn.attempt, spawn.first_rank, std::move(workers->error_files), survivors);
   if (survivors.none()) {
-    group_ = std::make_unique<WorkerGroup>(executor_, *this, stdin_, tree_.begin(spawn.attempt));
+    group_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, stdin_, tree_.begin(spawn.attempt));
     if (stop_leaders_) group_->stop_only_leaders();
     link_.send(rendezvous::Notice{tree_.how(), true});
   }
@@ -205,14 +150,14 @@ void NodeWorkers::perform(const node::PrepareAttempt& action) {
   for (const auto& [local, process] : survivors.all())
     hang_monitor_.worker_started(rank_of(local), process.pid);
   std::erase_if(prepared_, [&](const WorkerSpec& spec) { return survivors.is_alive(spec.rank); });
-  feed_(node::AttemptPrepared{});
+  feed(node::AttemptPrepared{});
 }
 
 /// Makes sockets for the workers that will be started; survivors keep theirs.
-std::vector<WorkerSockets> NodeWorkers::expect_workers(std::uint32_t count) {
+std::vector<WorkerSockets> Agent::expect_workers(std::uint32_t count) {
   std::vector<WorkerSockets> sockets(count);
   if (!worker_link_) {
-    worker_link_ = std::make_unique<WorkerLink>(executor_, *this);
+    worker_link_ = std::make_unique<WorkerLink>(loop_.get_executor(), *this);
     const char* base = std::getenv("TMPDIR");
     if (auto made = worker_link_->open(base != nullptr ? base : ""); !made) {
       link_.send(rendezvous::Notice{
@@ -229,56 +174,49 @@ std::vector<WorkerSockets> NodeWorkers::expect_workers(std::uint32_t count) {
   return sockets;
 }
 
-void NodeWorkers::perform(const node::OrderAttempt& action) {
+void Agent::perform(const node::OrderAttempt& action) {
   if (worker_link_) worker_link_->begin(action.local, action.order);
 }
 
-void NodeWorkers::perform(const node::StartWorkers&) {
+void Agent::perform(const node::StartWorkers&) {
+  store_.workers_start();
   const bool first = core_.processes().none();
   group_->start(std::exchange(prepared_, {}));
   group_->resume_output();
-  if (first) spawn(executor_, watch_workers());
+  if (first) spawn(loop_.get_executor(), watch_workers());
 }
 
 // ---- a revoke
 
-Awaitable<> NodeWorkers::kill_leftovers(std::vector<std::uint32_t> locals) {
+Awaitable<> Agent::kill_leftovers(std::vector<std::uint32_t> locals) {
   co_await group_->kill_leftovers(std::move(locals), kSettleTime);
-  feed_(node::LeftoversKilled{});
+  feed(node::LeftoversKilled{});
 }
 
-Awaitable<> NodeWorkers::read_output() {
+Awaitable<> Agent::read_output() {
   co_await group_->settled(kSettleTime);
   co_await stop_tools();
-  feed_(node::OutputRead{});
+  feed(node::OutputRead{});
 }
 
 /// Tools must not count as leftovers of the workers.
-Awaitable<> NodeWorkers::stop_tools() {
+Awaitable<> Agent::stop_tools() {
   hang_monitor_.stop();
   queries_.stop();
   co_await hang_monitor_.idle();
   co_await queries_.idle();
 }
 
-Awaitable<> NodeWorkers::report_losses() {
+Awaitable<> Agent::report_losses() {
   report_collectives();
   co_await collect_evidence();
   co_await link_.flushed();  // output first: the attempt's files are complete then
-  feed_(node::LossesReported{});
+  feed(node::LossesReported{});
 }
 
 // ---- an attempt ends
 
-void NodeWorkers::remove_sockets() {
-  if (!worker_link_) return;
-  const std::string directory = worker_link_->directory();
-  worker_link_.reset();
-  // The keeper removes a directory that this process could not remove.
-  if (::access(directory.c_str(), F_OK) != 0 && errno == ENOENT) keeper_.set_directory({});
-}
-
-void NodeWorkers::perform(const node::StopWorkers& action) {
+void Agent::perform(const node::StopWorkers& action) {
   const std::chrono::milliseconds grace(action.order.grace_ms);
   hang_monitor_.stop();
   queries_.stop();
@@ -288,13 +226,13 @@ void NodeWorkers::perform(const node::StopWorkers& action) {
   evidence_.kills_from(WorkerGroup::Clock::now() + grace);
 }
 
-Awaitable<> NodeWorkers::watch_workers() {
+Awaitable<> Agent::watch_workers() {
   co_await group_->ended();
-  feed_(node::WorkersEnded{});
+  feed(node::WorkersEnded{});
 }
 
 /// Processes that the workers left behind (daemons, loaders in their own sessions) end with the attempt.
-Awaitable<> NodeWorkers::clean_up() {
+Awaitable<> Agent::clean_up() {
   co_await revoke_tasks_.all_ends();
   co_await stop_tools();
   const std::vector<LeftProcess> left = co_await tree_.end();
@@ -305,10 +243,10 @@ Awaitable<> NodeWorkers::clean_up() {
   node::AttemptCleaned cleaned{static_cast<std::uint32_t>(left.size()), {}};
   for (const LeftProcess& process : left)
     cleaned.text += (cleaned.text.empty() ? "" : ", ") + process.text();
-  feed_(cleaned);
+  feed(cleaned);
 }
 
-Awaitable<> NodeWorkers::collect_evidence() {
+Awaitable<> Agent::collect_evidence() {
   EvidenceCollector::SendEvidence send = [this](const rendezvous::WorkerEvidence& found) {
     link_.send(found);
   };
@@ -317,7 +255,7 @@ Awaitable<> NodeWorkers::collect_evidence() {
 
 /// Reports the collectives of a failed attempt. The master compares them and names the rank for which the
 /// others waited.
-void NodeWorkers::report_collectives() {
+void Agent::report_collectives() {
   const rendezvous::Spawn& attempt = core_.attempt();
   for (std::uint32_t local = 0; local < attempt.local_world_size; ++local) {
     std::string log = collectives_.text(local, rank_of(local), attempt.attempt);
@@ -328,14 +266,14 @@ void NodeWorkers::report_collectives() {
 
 // ---- events of workers
 
-void NodeWorkers::worker_started(std::uint32_t local, pid_t pid) {
-  feed_(node::WorkerStarted{local, static_cast<std::uint32_t>(pid), clock_ns()});
+void Agent::worker_started(std::uint32_t local, pid_t pid) {
+  feed(node::WorkerStarted{local, static_cast<std::uint32_t>(pid), clock_ns()});
   if (worker_link_) worker_link_->started(local);
   evidence_.worker_started(pid);
   hang_monitor_.worker_started(rank_of(local), pid);
 }
 
-void NodeWorkers::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
+void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
   rendezvous::WorkerExited exited;
   exited.pid = static_cast<std::uint32_t>(pid);
   exited.clock_ns = clock_ns();
@@ -357,40 +295,40 @@ void NodeWorkers::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus
   hang_monitor_.worker_ended(rank_of(local));
   send_steps();
   if (worker_link_) worker_link_->forget(local);
-  feed_(node::WorkerExited{local, std::move(exited)});
+  feed(node::WorkerExited{local, std::move(exited)});
 }
 
-void NodeWorkers::worker_not_started(std::uint32_t local, const Error& error) {
+void Agent::worker_not_started(std::uint32_t local, const Error& error) {
   rendezvous::WorkerExited exited;
   exited.code = static_cast<std::uint8_t>(exec_exit_code(error.sys));
   exited.sys = error.sys;
   exited.clock_ns = clock_ns();
   exited.text = error.text;
-  feed_(node::WorkerExited{local, std::move(exited)});
+  feed(node::WorkerExited{local, std::move(exited)});
 }
 
-void NodeWorkers::all_started() {
-  feed_(node::WorkersStarted{});
+void Agent::all_started() {
+  feed(node::WorkersStarted{});
   stdin_.resume();
 }
 
 // ---- messages from workers
 
-void NodeWorkers::worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) {
-  feed_(node::WorkerGreeted{local, hello.rejoin && !hello.sharded});
+void Agent::worker_said(std::uint32_t local, const rendezvous::WorkerHello& hello) {
+  feed(node::WorkerGreeted{local, hello.rejoin && !hello.sharded});
 }
 
-void NodeWorkers::worker_unlinked(std::uint32_t local) {
+void Agent::worker_unlinked(std::uint32_t local) {
   hang_monitor_.worker_steps_no_more(rank_of(local));
-  feed_(node::WorkerGreeted{local, false});
+  feed(node::WorkerGreeted{local, false});
 }
 
-void NodeWorkers::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
+void Agent::worker_said(std::uint32_t local, const rendezvous::WorkerStep& step) {
   hang_monitor_.worker_stepped(rank_of(local), step.step, step.phase);
   worker_reported(local, step);
 }
 
-void NodeWorkers::worker_reported(std::uint32_t local, const rendezvous::WorkerStep& step) {
+void Agent::worker_reported(std::uint32_t local, const rendezvous::WorkerStep& step) {
   if (new_steps_.empty()) {
     steps_timer_.expires_after(kStepsEvery);
     steps_timer_.async_wait([this](const error_code& cancelled) {
@@ -411,7 +349,7 @@ void NodeWorkers::worker_reported(std::uint32_t local, const rendezvous::WorkerS
   kept.loss = step.loss;
 }
 
-void NodeWorkers::send_steps() {
+void Agent::send_steps() {
   if (new_steps_.empty()) return;
   steps_timer_.cancel();
   rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}, {}, {}, {}, {}, {}};
@@ -436,25 +374,25 @@ void NodeWorkers::send_steps() {
   if (!message.ranks.empty()) send();
 }
 
-void NodeWorkers::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {
-  feed_(node::WorkerTroubled{local, trouble});
+void Agent::worker_said(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {
+  feed(node::WorkerTroubled{local, trouble});
 }
 
-void NodeWorkers::worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) {
-  feed_(node::WorkerLeft{local, answer});
+void Agent::worker_said(std::uint32_t local, const rendezvous::WorkerRevoked& answer) {
+  feed(node::WorkerLeft{local, answer});
 }
 
-void NodeWorkers::worker_misbehaved(std::uint32_t local, std::string words) {
-  link_.send(rendezvous::Notice{"rank " + std::to_string(rank_of(local)) + ": " + std::move(words)});
+void Agent::worker_said(std::uint32_t local, const rendezvous::WorkerMisbehaved& misbehavior) {
+  link_.send(rendezvous::Notice{"rank " + std::to_string(rank_of(local)) + ": " + misbehavior.words});
 }
 
 // ---- output
 
-std::size_t NodeWorkers::output_room(std::uint8_t stream) const {
+std::size_t Agent::output_room(std::uint8_t stream) const {
   return core_.holds_output() ? 0 : credit_.room(stream);
 }
 
-void NodeWorkers::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
+void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
   credit_.spend(stream, bytes.size());
   hang_monitor_.worker_wrote();
   link_.send_output({core_.attempt().attempt, rank_of(local), stream, clock_ns(),
