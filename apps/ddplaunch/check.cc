@@ -20,7 +20,7 @@
 #include "base/unique_fd.h"
 #include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_text.h"
-#include "launcher/master/check_master.h"
+#include "launcher/master/host_check.h"
 #include "launcher/report/exit_code.h"
 #include "remote/shells/command_shell.h"
 
@@ -58,7 +58,7 @@ std::string text_of(const RunJob& job, const launcher::CheckResult& result,
 
 /// Queries all hosts. It leaves no trace for a job that runs afterwards.
 Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& token,
-                                        launcher::CheckRun::CheckScope scope) {
+                                        launcher::CheckScope scope) {
   take_signals();
   if (const auto room = make_room_for_nodes(job.spec); !room) return room.error();
   auto agent = choose_agent(job.spec);
@@ -74,8 +74,7 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& tok
   options.expected = agent->expected;
   options.bundle = agent->bundle;
   options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
-  launcher::CheckMaster master(loop, job.spec, scope, **remote, local, std::move(options), say);
-  return master.run();
+  return check_hosts(loop, job.spec, scope, **remote, local, std::move(options), say);
 }
 
 using launcher::DeepRun;

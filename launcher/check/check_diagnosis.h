@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/check/check_run.h"
+#include "launcher/check/check_result.h"
 #include "launcher/job/job_spec.h"
 #include "rendezvous/protocol/message.h"
 

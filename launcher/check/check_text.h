@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "launcher/check/check_diagnosis.h"
-#include "launcher/check/check_run.h"
+#include "launcher/check/check_result.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {

@@ -1,4 +1,4 @@
-#include "launcher/check/check_run.h"
+#include "launcher/master/host_check.h"
 
 #include <csignal>
 #include <memory>
@@ -12,41 +12,46 @@ namespace {
 using namespace std::chrono_literals;
 using Reach = CheckedNode::Reach;
 
-/// A check of some nodes, driven by hand. `did` holds the orders of the last step: "0 NodeCheck, 1 drop".
+/// A check of some nodes, driven by hand. `did` holds the orders after the last event: "0 NodeCheck, 1 drop".
 struct CheckedJob {
   JobSpec spec;
-  std::unique_ptr<CheckRun> run;
-  CheckRun::Time now{0};
+  asio::io_context loop{1};
+  std::unique_ptr<HostCheck> check;
+  bool finished = false;
   std::string did;
   std::uint16_t asked_port = 0;
   std::vector<std::string> store_guests;
   bool two_networks = false;
   bool cleans = false;
 
-  explicit CheckedJob(int nodes, bool inspect = true, bool clean = false) {
+  explicit CheckedJob(int nodes, CheckScope scope = {}, std::chrono::milliseconds start_timeout = 40s,
+                      const std::string& last_setup = "") {
     for (int i = 0; i < nodes; ++i)
       spec.hosts.emplace_back().name = "n" + std::to_string(i);
-    spec.start_timeout = 40s;
-    run = std::make_unique<CheckRun>(spec, CheckRun::CheckScope{inspect, false, clean});
-    note(run->start(now));
+    spec.hosts.back().setup = last_setup;
+    spec.start_timeout = start_timeout;
+    const HostCheck::Nodes orders{
+        [this](std::size_t node, const rendezvous::Message& message) { note(node, message); },
+        [this](std::size_t node) { note(std::to_string(node) + " drop"); }};
+    check = std::make_unique<HostCheck>(loop.get_executor(), spec, scope, orders);
+    asio::co_spawn(loop, check->run(), [this](const std::exception_ptr&) { finished = true; });
+    after([] {});
   }
 
-  void note(const CheckRun::Actions& actions) {
-    did.clear();
-    for (const auto& action : actions) {
-      if (!did.empty()) did += ", ";
-      if (const auto* message = std::get_if<CheckRun::ToNode>(&action)) {
-        did += std::to_string(message->node) + ' ' + std::string(message_name(message->message));
-        if (const auto* check = std::get_if<rendezvous::NodeCheck>(&message->message)) cleans = check->clean;
-        if (const auto* open = std::get_if<rendezvous::OpenStore>(&message->message))
-          store_guests = open->allow;
-        if (const auto* probe = std::get_if<rendezvous::Probe>(&message->message)) asked_port = probe->port;
-      } else {
-        did += std::to_string(std::get<CheckRun::Disconnect>(action).node) + " drop";
-      }
-    }
+  void note(const std::string& order) { did += (did.empty() ? "" : ", ") + order; }
+  void note(std::size_t node, const rendezvous::Message& message) {
+    note(std::to_string(node) + ' ' + std::string(message_name(message)));
+    if (const auto* asked = std::get_if<rendezvous::NodeCheck>(&message)) cleans = asked->clean;
+    if (const auto* open = std::get_if<rendezvous::OpenStore>(&message)) store_guests = open->allow;
+    if (const auto* probe = std::get_if<rendezvous::Probe>(&message)) asked_port = probe->port;
   }
-  void step(const CheckRun::Event& event) { note(run->step(event, now)); }
+  template <class Event>
+  void after(Event event) {
+    did.clear();
+    event();
+    loop.restart();
+    loop.poll();
+  }
   void up(std::size_t node) {
     rendezvous::Hello hello;
     hello.machine_id = "m" + std::to_string(node);
@@ -55,32 +60,44 @@ struct CheckedJob {
     hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}, {"eth0", address, 24, true, false}};
     if (two_networks)
       hello.interfaces.push_back({"eth1", "10.9.0." + std::to_string(node + 1), 24, true, false});
-    step(CheckRun::NodeUp{node, hello, address});
+    after([&] { check->node_up(node, hello, address); });
   }
-  void checked(std::size_t node) { step(CheckRun::FromNode{node, rendezvous::NodeChecked{}}); }
+  void take(std::size_t node, const rendezvous::Message& message) {
+    after([&] { check->take(node, message); });
+  }
+  void checked(std::size_t node) { take(node, rendezvous::NodeChecked{}); }
   void opened() {
     rendezvous::StoreOpened message;
     message.port = 4000;
-    step(CheckRun::FromNode{0, message});
+    take(0, message);
   }
   void probed(std::size_t node, const std::string& address, const std::string& text = "") {
     rendezvous::ProbeResult message;
     message.address = address;
     message.text = text;
-    step(CheckRun::FromNode{node, message});
+    take(node, message);
   }
-  void gone(std::size_t node) { step(CheckRun::NodeFailed{node, Error{ErrorCode::kLinkLost, "gone"}}); }
+  void failed(std::size_t node, Error error) {
+    after([&] { check->node_failed(node, std::move(error)); });
+  }
+  void gone(std::size_t node) { failed(node, Error{ErrorCode::kLinkLost, "gone"}); }
+  void interrupt() {
+    after([&] { check->interrupt(SIGINT); });
+  }
+  /// Lets the time pass until the check acts or ends.
   void tick() {
-    REQUIRE(run->deadline());
-    now = *run->deadline();
-    step(CheckRun::Tick{});
+    did.clear();
+    loop.restart();
+    while (did.empty() && !finished)
+      loop.run_one();
+    loop.poll();
   }
 };
 
 }  // namespace
 
 TEST_CASE("a host that is cleaned answers and leaves, and no network is tried") {
-  CheckedJob job(2, true, true);
+  CheckedJob job(2, {.clean = true});
   job.up(0);
   CHECK(job.cleans);
   job.up(1);
@@ -89,7 +106,7 @@ TEST_CASE("a host that is cleaned answers and leaves, and no network is tried") 
   CHECK(job.did == "0 Leave, 1 Leave");
   job.gone(0);
   job.gone(1);
-  CHECK(job.run->finished());
+  CHECK(job.finished);
 }
 
 TEST_CASE("all hosts pass") {
@@ -111,8 +128,8 @@ TEST_CASE("all hosts pass") {
   CHECK(job.did == "0 Leave, 1 Leave, 2 Leave");
   for (const std::size_t node : {0, 1, 2})
     job.gone(node);
-  CHECK(job.run->finished());
-  const CheckResult result = job.run->take_result();
+  CHECK(job.finished);
+  const CheckResult result = job.check->take_result();
   CHECK(result.master_addr == "10.0.0.1");
   CHECK(result.store_port == 4000);
   REQUIRE((result.plan && *result.plan));
@@ -124,7 +141,7 @@ TEST_CASE("all hosts pass") {
 }
 
 TEST_CASE("a network that some nodes do not reach is skipped, and the nodes are named") {
-  CheckedJob job(4, false);
+  CheckedJob job(4, {.inspect = false});
   job.two_networks = true;
   for (const std::size_t node : {0, 1, 2, 3})
     job.up(node);
@@ -134,7 +151,7 @@ TEST_CASE("a network that some nodes do not reach is skipped, and the nodes are 
   job.probed(3, "10.9.0.1");
   job.probed(1, "10.9.0.1");  // asked once more
   CHECK(job.did == "0 Leave, 1 Leave, 2 Leave, 3 Leave");
-  const CheckResult result = job.run->take_result();
+  const CheckResult result = job.check->take_result();
   CHECK(result.master_addr == "10.9.0.1");
   REQUIRE(result.rejected_networks.size() == 1);
   CHECK(result.rejected_networks[0].master_addr == "10.0.0.1");
@@ -143,7 +160,7 @@ TEST_CASE("a network that some nodes do not reach is skipped, and the nodes are 
 }
 
 TEST_CASE("ddplaunch hosts asks a node for nothing beyond its hello") {
-  CheckedJob job(2, false);
+  CheckedJob job(2, {.inspect = false});
   job.up(0);
   CHECK(job.did.empty());
   job.up(1);
@@ -167,7 +184,7 @@ TEST_CASE("a failing host ends nothing for the others") {
   job.up(2);
   job.checked(0);
   job.checked(2);
-  job.step(CheckRun::NodeFailed{1, Error{ErrorCode::kUnreachable, "refused"}});
+  job.failed(1, Error{ErrorCode::kUnreachable, "refused"});
   CHECK(job.did == "0 OpenStore");
   job.opened();
   CHECK(job.did == "2 Probe");
@@ -175,8 +192,8 @@ TEST_CASE("a failing host ends nothing for the others") {
   CHECK(job.did == "0 Leave, 2 Leave");
   job.gone(0);
   job.gone(2);
-  REQUIRE(job.run->finished());
-  const CheckResult result = job.run->take_result();
+  REQUIRE(job.finished);
+  const CheckResult result = job.check->take_result();
   CHECK_FALSE(result.plan);
   REQUIRE(result.nodes[1].error);
   CHECK(result.nodes[1].error->text == "refused");
@@ -188,14 +205,14 @@ TEST_CASE("without node 0 no network is tried") {
   CheckedJob job(2);
   job.up(1);
   job.checked(1);
-  job.step(CheckRun::NodeFailed{0, Error{ErrorCode::kUnreachable, "refused"}});
+  job.failed(0, Error{ErrorCode::kUnreachable, "refused"});
   CHECK(job.did == "1 Leave");
   job.gone(1);
-  CHECK(job.run->finished());
+  CHECK(job.finished);
 }
 
 TEST_CASE("a host that does not answer in time is given up, and the others continue") {
-  CheckedJob job(3);
+  CheckedJob job(3, {}, 1200ms);
   job.up(0);
   job.checked(0);
   job.up(1);  // its check hangs
@@ -204,25 +221,20 @@ TEST_CASE("a host that does not answer in time is given up, and the others conti
   job.opened();
   CHECK(job.did == "0 Leave");
   job.gone(0);
-  REQUIRE(job.run->finished());
-  CHECK(job.now < 41s);
-  const CheckResult result = job.run->take_result();
+  REQUIRE(job.finished);
+  const CheckResult result = job.check->take_result();
   CHECK(result.nodes[1].error->code == ErrorCode::kTimeout);
   CHECK(result.nodes[1].error->text.starts_with(
-      "its agent answered, but did not finish its check within 30 s"));
-  CHECK(result.nodes[2].error->text == "no agent answered within 30 s");
+      "its agent answered, but did not finish its check within 900 ms"));
+  CHECK(result.nodes[2].error->text == "no agent answered within 900 ms");
 }
 
 TEST_CASE("a setup that does not end is named, and a short limit is shown exactly") {
-  CheckedJob job(2);
-  job.spec.start_timeout = 500ms;
-  job.spec.hosts[1].setup = "sleep 100";
-  job.run = std::make_unique<CheckRun>(job.spec, CheckRun::CheckScope{true, false, false});
-  job.note(job.run->start(job.now));
+  CheckedJob job(2, {}, 500ms, "sleep 100");
   job.up(1);
   job.tick();
-  REQUIRE(job.run->finished());
-  const CheckResult result = job.run->take_result();
+  REQUIRE(job.finished);
+  const CheckResult result = job.check->take_result();
   CHECK(result.nodes[0].error->text == "no agent answered within 375 ms");
   CHECK(result.nodes[1].error->text ==
         "its agent answered, but did not finish its check within 375 ms, including --setup; --verbose shows "
@@ -230,7 +242,7 @@ TEST_CASE("a setup that does not end is named, and a short limit is shown exactl
 }
 
 TEST_CASE("a route that no node reports in time counts as closed") {
-  CheckedJob job(2);
+  CheckedJob job(2, {}, 1s);
   for (const std::size_t node : {0, 1})
     job.up(node);
   for (const std::size_t node : {0, 1})
@@ -240,8 +252,8 @@ TEST_CASE("a route that no node reports in time counts as closed") {
   CHECK(job.did == "0 Leave, 1 Leave");
   job.tick();
   CHECK(job.did == "0 drop, 1 drop");
-  REQUIRE(job.run->finished());
-  CHECK(job.run->take_result().nodes[1].reach == Reach::kFailed);
+  REQUIRE(job.finished);
+  CHECK(job.check->take_result().nodes[1].reach == Reach::kFailed);
 }
 
 TEST_CASE("a port that cannot be opened") {
@@ -252,44 +264,44 @@ TEST_CASE("a port that cannot be opened") {
     job.checked(node);
   rendezvous::Refused refused;
   refused.text = "port 29500 is in use";
-  job.step(CheckRun::FromNode{0, refused});
+  job.take(0, refused);
   CHECK(job.did == "0 Leave, 1 Leave");
   job.gone(0);
   job.gone(1);
-  CHECK(job.run->take_result().nodes[0].reach_text == "port 29500 is in use");
+  CHECK(job.check->take_result().nodes[0].reach_text == "port 29500 is in use");
 }
 
 TEST_CASE("a check says which hosts it waits for") {
   CheckedJob job(3);
-  job.run->set_start_step(1, "SSH greeting");
-  CHECK(job.run->awaited_text() == "3 of 3 nodes: n1 (SSH greeting), n[0,2] (connecting)");
+  job.check->set_start_step(1, "SSH greeting");
+  CHECK(job.check->awaited_text() == "3 of 3 nodes: n1 (SSH greeting), n[0,2] (connecting)");
   for (const std::size_t node : {0, 1, 2})
     job.up(node);
   job.spec.hosts[1].setup = "module load cuda";
-  CHECK(job.run->awaited_text() == "3 of 3 nodes: n1 (running --setup), n[0,2] (running its check)");
+  CHECK(job.check->awaited_text() == "3 of 3 nodes: n1 (running --setup), n[0,2] (running its check)");
   job.checked(1);
-  CHECK(job.run->awaited_text() == "2 of 3 nodes: n[0,2] (running its check)");
+  CHECK(job.check->awaited_text() == "2 of 3 nodes: n[0,2] (running its check)");
   job.checked(0);
   job.checked(2);
-  CHECK(job.run->awaited_text() == "1 of 3 nodes: n0 (opening the store)");
+  CHECK(job.check->awaited_text() == "1 of 3 nodes: n0 (opening the store)");
   job.opened();
   job.probed(2, "10.0.0.1");
-  CHECK(job.run->awaited_text() == "1 of 3 nodes: n1 (trying to reach the store on n0)");
-  job.step(CheckRun::UserInterrupt{SIGINT});
-  CHECK(job.run->awaited_text().empty());
-  CHECK(job.run->take_result().awaited == "1 of 3 nodes: n1 (trying to reach the store on n0)");
+  CHECK(job.check->awaited_text() == "1 of 3 nodes: n1 (trying to reach the store on n0)");
+  job.interrupt();
+  CHECK(job.check->awaited_text().empty());
+  CHECK(job.check->take_result().awaited == "1 of 3 nodes: n1 (trying to reach the store on n0)");
 }
 
 TEST_CASE("a second interrupt drops all links") {
   CheckedJob job(2);
   job.up(0);
-  job.step(CheckRun::UserInterrupt{SIGINT});
+  job.interrupt();
   CHECK(job.did == "1 drop, 0 Leave");
-  CHECK_FALSE(job.run->finished());
-  job.step(CheckRun::UserInterrupt{SIGINT});
+  CHECK_FALSE(job.finished);
+  job.interrupt();
   CHECK(job.did == "0 drop");
-  REQUIRE(job.run->finished());
-  const CheckResult result = job.run->take_result();
+  REQUIRE(job.finished);
+  const CheckResult result = job.check->take_result();
   CHECK(result.stop_signal == SIGINT);
   REQUIRE(result.nodes[0].error);  // its check was still running
   CHECK(result.nodes[0].error->text == "stopped by the user before its check had ended");
@@ -301,11 +313,11 @@ TEST_CASE("a host that answered before the user's interrupt has no error") {
   job.up(0);
   job.checked(0);
   job.up(1);
-  job.step(CheckRun::UserInterrupt{SIGINT});
+  job.interrupt();
   job.gone(0);
   job.gone(1);
-  REQUIRE(job.run->finished());
-  const CheckResult result = job.run->take_result();
+  REQUIRE(job.finished);
+  const CheckResult result = job.check->take_result();
   CHECK_FALSE(result.nodes[0].error);
   CHECK(result.nodes[1].error->code == ErrorCode::kCancelled);
 }
@@ -319,7 +331,7 @@ TEST_CASE("messages that come late or from the wrong node change nothing") {
   job.up(0);
   job.up(0);
   CHECK(job.did.empty());
-  CHECK_FALSE(job.run->finished());
+  CHECK_FALSE(job.finished);
 }
 
 }  // namespace ddp::launcher
