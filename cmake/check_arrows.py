@@ -31,7 +31,7 @@ remote/shells                       io    base remote/bootstrap remote/hosts
 remote/start                        io    base remote/bootstrap remote/shells
 remote/ssh                          io    base remote/bootstrap remote/hosts remote/shells remote/start
 
-launcher/job                        core  base remote/hosts rendezvous/protocol
+launcher/job                        core  base remote/hosts rendezvous/membership rendezvous/protocol
 launcher/report                     core  base remote/hosts rendezvous/flight_recorder rendezvous/protocol
 launcher/hang                       core  base launcher/report rendezvous/protocol
 launcher/lines                      core  base launcher/job

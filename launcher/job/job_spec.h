@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "remote/hosts/host.h"
+#include "rendezvous/membership/rank_plan.h"
 
 namespace ddp::rendezvous {
 struct JobStart;
@@ -79,7 +80,7 @@ struct WorkerCommand {
 
 /// --nproc-per-node: a number, or what each node counts itself.
 struct ProcsPerNode {
-  enum class Kind : std::uint8_t { kUnset, kNumber, kAuto, kGpu, kCpu };
+  using Kind = rendezvous::ProcsRule;
   Kind kind = Kind::kUnset;
   int number = 0;
 };

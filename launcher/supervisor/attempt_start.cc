@@ -205,27 +205,7 @@ std::string awaited_text(const std::map<std::string, std::vector<std::string>>& 
 }
 
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
-  using Kind = ProcsPerNode::Kind;
-  using Rule = rendezvous::ProcsRule;
-  Rule rule = Rule::kUnset;
-  switch (spec.nproc.kind) {
-    case Kind::kUnset:
-      rule = Rule::kUnset;
-      break;
-    case Kind::kNumber:
-      rule = Rule::kNumber;
-      break;
-    case Kind::kAuto:
-      rule = Rule::kAuto;
-      break;
-    case Kind::kGpu:
-      rule = Rule::kGpu;
-      break;
-    case Kind::kCpu:
-      rule = Rule::kCpu;
-      break;
-  }
-  return {rule, spec.nproc.number, spec.oversubscribe};
+  return {spec.nproc.kind, spec.nproc.number, spec.oversubscribe};
 }
 
 std::chrono::milliseconds link_grace(const JobSpec& spec) {
