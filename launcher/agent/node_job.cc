@@ -262,25 +262,15 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
                                           const std::string& collectives) const {
   Workers workers;
   WorkerFacts facts;
-  facts.world_size = static_cast<int>(spawn.world_size);
-  facts.local_world_size = static_cast<int>(spawn.local_world_size);
-  facts.node_rank = static_cast<int>(spawn.node_rank);
-  facts.node_count = static_cast<int>(spawn.nodes);
-  facts.master_addr = spawn.master_addr;
-  facts.master_port = spawn.master_port;
-  facts.agent_store = spawn.agent_store;
+  facts.spawn = spawn;
   facts.job_id = job_id_;
-  facts.restart_count = static_cast<int>(spawn.attempt);
-  facts.max_restarts = static_cast<int>(spawn.max_restarts);
-  facts.omp_threads = omp_threads_for(cores, facts.local_world_size);
+  facts.omp_threads = omp_threads_for(cores, static_cast<int>(spawn.local_world_size));
   facts.devices = devices_;
-  facts.interface = spawn.interface_name;
   facts.collectives = collectives;
   for (std::uint32_t local = 0; local < spawn.local_world_size; ++local) {
-    facts.local_rank = static_cast<int>(local);
-    facts.rank = static_cast<int>(spawn.first_rank + local);
+    facts.local_rank = local;
     if (!error_prefix.empty()) {
-      facts.error_file = error_prefix + std::to_string(facts.rank) + ".json";
+      facts.error_file = error_prefix + std::to_string(facts.rank()) + ".json";
       workers.error_files.push_back(facts.error_file);
     }
     facts.sockets = local < sockets.size() ? sockets[local] : WorkerSockets{};
@@ -296,7 +286,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
     spec.argv = argv_;
     spec.env = env_entries(env);
     spec.cwd = cwd_;
-    spec.wants_stdin = stdin_to_rank0_ && facts.rank == 0;
+    spec.wants_stdin = stdin_to_rank0_ && facts.rank() == 0;
     workers.specs.push_back(std::move(spec));
   }
   return workers;

@@ -312,7 +312,7 @@ namespace {
 void add(EnvVars& vars, const char* name, std::string value) {
   vars.emplace_back(name, std::move(value));
 }
-void add(EnvVars& vars, const char* name, int value) {
+void add(EnvVars& vars, const char* name, std::uint32_t value) {
   vars.emplace_back(name, std::to_string(value));
 }
 
@@ -320,30 +320,30 @@ void add(EnvVars& vars, const char* name, int value) {
 // workers have ROLE_NAME "default", so role ranks equal ranks.
 void add_torchelastic(EnvVars& vars, const WorkerFacts& facts) {
   add(vars, "LOCAL_RANK", facts.local_rank);
-  add(vars, "RANK", facts.rank);
-  add(vars, "GROUP_RANK", facts.node_rank);
-  add(vars, "ROLE_RANK", facts.rank);
+  add(vars, "RANK", facts.rank());
+  add(vars, "GROUP_RANK", facts.spawn.node_rank);
+  add(vars, "ROLE_RANK", facts.rank());
   add(vars, "ROLE_NAME", "default");
-  add(vars, "LOCAL_WORLD_SIZE", facts.local_world_size);
-  add(vars, "WORLD_SIZE", facts.world_size);
-  add(vars, "GROUP_WORLD_SIZE", facts.node_count);
-  add(vars, "ROLE_WORLD_SIZE", facts.world_size);
-  add(vars, "MASTER_ADDR", facts.master_addr);
-  add(vars, "MASTER_PORT", facts.master_port);
-  add(vars, "TORCHELASTIC_RESTART_COUNT", facts.restart_count);
-  add(vars, "TORCHELASTIC_MAX_RESTARTS", facts.max_restarts);
+  add(vars, "LOCAL_WORLD_SIZE", facts.spawn.local_world_size);
+  add(vars, "WORLD_SIZE", facts.spawn.world_size);
+  add(vars, "GROUP_WORLD_SIZE", facts.spawn.nodes);
+  add(vars, "ROLE_WORLD_SIZE", facts.spawn.world_size);
+  add(vars, "MASTER_ADDR", facts.spawn.master_addr);
+  add(vars, "MASTER_PORT", facts.spawn.master_port);
+  add(vars, "TORCHELASTIC_RESTART_COUNT", facts.spawn.attempt);
+  add(vars, "TORCHELASTIC_MAX_RESTARTS", facts.spawn.max_restarts);
   add(vars, "TORCHELASTIC_RUN_ID", facts.job_id);
-  add(vars, "TORCHELASTIC_USE_AGENT_STORE", facts.agent_store ? "True" : "False");
+  add(vars, "TORCHELASTIC_USE_AGENT_STORE", facts.spawn.agent_store ? "True" : "False");
   if (!facts.error_file.empty()) add(vars, "TORCHELASTIC_ERROR_FILE", facts.error_file);
 }
 
 // Variables of other launchers that scripts read: NODE_RANK (torch.distributed.launch, Lightning); the rest
 // DeepSpeed and Horovod.
 void add_other_launchers(EnvVars& vars, const WorkerFacts& facts) {
-  add(vars, "NODE_RANK", facts.node_rank);
-  add(vars, "CROSS_RANK", facts.node_rank);
-  add(vars, "CROSS_SIZE", facts.node_count);
-  add(vars, "LOCAL_SIZE", facts.local_world_size);
+  add(vars, "NODE_RANK", facts.spawn.node_rank);
+  add(vars, "CROSS_RANK", facts.spawn.node_rank);
+  add(vars, "CROSS_SIZE", facts.spawn.nodes);
+  add(vars, "LOCAL_SIZE", facts.spawn.local_world_size);
 }
 
 // Sets the variables that override a value of the user.
@@ -377,7 +377,7 @@ void add_interface(EnvVars& vars, const std::string& interface, const EnvVars& b
 
 // If an interface has addresses of both families, NCCL takes an IPv4 one, which other nodes may not reach.
 void add_family(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
-  const bool six = facts.master_addr.find(':') != std::string::npos;
+  const bool six = facts.spawn.master_addr.find(':') != std::string::npos;
   if (six && !find_env(base, "NCCL_SOCKET_FAMILY")) add(vars, "NCCL_SOCKET_FAMILY", "AF_INET6");
 }
 
@@ -386,7 +386,7 @@ void add_telemetry(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base)
   const std::string* own = find_env(base, "OTEL_RESOURCE_ATTRIBUTES");
   add(vars, "OTEL_RESOURCE_ATTRIBUTES",
       (own && !own->empty() ? *own + ',' : "") + "ddplaunch.job.id=" + facts.job_id + ",ddplaunch.rank=" +
-          std::to_string(facts.rank) + ",ddplaunch.attempt=" + std::to_string(facts.restart_count));
+          std::to_string(facts.rank()) + ",ddplaunch.attempt=" + std::to_string(facts.spawn.attempt));
   // Spans of all ranks belong to one trace (W3C Trace Context: version, trace id, parent id, sampled). Each
   // node makes the same one.
   if (const std::string* trace = find_env(base, "TRACEPARENT"); trace && !trace->empty()) return;
@@ -396,7 +396,7 @@ void add_telemetry(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base)
 
 // The connections of every framework go to rank 0's address.
 void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
-  const auto list = no_proxy_list(base, {"localhost", "127.0.0.1", facts.master_addr});
+  const auto list = no_proxy_list(base, {"localhost", "127.0.0.1", facts.spawn.master_addr});
   if (!list) return;
   add(vars, "no_proxy", *list);
   add(vars, "NO_PROXY", *list);
@@ -411,7 +411,7 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   if (!facts.sockets.metrics.empty()) add(made.vars, "DDPLAUNCH_METRICS", facts.sockets.metrics);
   if (!facts.collectives.empty()) add(made.vars, "DDPLAUNCH_COLLECTIVES", facts.collectives);
   add_nccl_error_handling(made.vars, base);
-  add_interface(made.vars, facts.interface, base);
+  add_interface(made.vars, facts.spawn.interface_name, base);
   add_family(made.vars, facts, base);
   add_no_proxy(made.vars, facts, base);
   add_telemetry(made.vars, facts, base);
@@ -419,7 +419,7 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   if (!find_env(base, "PYTHONUNBUFFERED")) add(made.vars, "PYTHONUNBUFFERED", "1");
   if (!find_env(base, "OMP_NUM_THREADS")) {
     made.omp_threads = std::max(facts.omp_threads, 1);
-    add(made.vars, "OMP_NUM_THREADS", *made.omp_threads);
+    add(made.vars, "OMP_NUM_THREADS", std::to_string(*made.omp_threads));
   }
   return made;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -95,29 +96,19 @@ struct WorkerSockets {
   std::string metrics;  ///< value of DDPLAUNCH_METRICS; empty as above
 };
 
-/// The inputs of one worker's variables, as plain data. The agent fills them from the master's start message.
+/// The inputs of one worker's variables, as plain data.
 struct WorkerFacts {
-  int rank = 0;
-  int local_rank = 0;
-  int world_size = 1;
-  int local_world_size = 1;
-  int node_rank = 0;
-  int node_count = 1;
-
-  std::string master_addr;
-  std::uint16_t master_port = 0;
-  bool agent_store = true;  ///< --store agent: the agent serves the store on master_port
-
+  rendezvous::Spawn spawn;  ///< the attempt on this node
+  std::uint32_t local_rank = 0;
   std::string job_id;
-  int restart_count = 0;
-  int max_restarts = 0;
   WorkerSockets sockets = {};    ///< DDPLAUNCH_CONTROL and DDPLAUNCH_METRICS; empty: not set
   std::string collectives = {};  ///< DDPLAUNCH_COLLECTIVES (FlightRecorderBoard::path); empty: not set
   std::string error_file;        ///< file for PyTorch's `@record`; empty: not set
 
   int omp_threads = 1;               ///< omp_threads_for(); used only if the user set none
   std::vector<std::string> devices;  ///< gpus=0,2: CUDA_VISIBLE_DEVICES of the node's workers; empty: not set
-  std::string interface;             ///< of net_choice; empty: unknown, NCCL and Gloo choose
+
+  std::uint32_t rank() const { return spawn.first_rank + local_rank; }
 };
 
 struct WorkerEnv {

@@ -15,22 +15,22 @@ namespace ddp::launcher {
 namespace {
 
 // The world of the contract test: node 0 with 2 workers, node 1 with 3.
-WorkerFacts unequal_world(int node_rank, int local_rank) {
+WorkerFacts unequal_world(std::uint32_t node_rank, std::uint32_t local_rank) {
   WorkerFacts facts;
-  facts.rank = (node_rank == 0 ? 0 : 2) + local_rank;
+  facts.spawn.first_rank = node_rank == 0 ? 0 : 2;
   facts.local_rank = local_rank;
-  facts.world_size = 5;
-  facts.local_world_size = node_rank == 0 ? 2 : 3;
-  facts.node_rank = node_rank;
-  facts.node_count = 2;
-  facts.master_addr = "10.0.0.1";
-  facts.master_port = 31000;
+  facts.spawn.world_size = 5;
+  facts.spawn.local_world_size = node_rank == 0 ? 2 : 3;
+  facts.spawn.node_rank = node_rank;
+  facts.spawn.nodes = 2;
+  facts.spawn.master_addr = "10.0.0.1";
+  facts.spawn.master_port = 31000;
   facts.job_id = "j-20260101-abcd";
-  facts.restart_count = 1;
-  facts.max_restarts = 3;
+  facts.spawn.attempt = 1;
+  facts.spawn.max_restarts = 3;
   facts.error_file = "/tmp/ddp/error.json";
   facts.omp_threads = 4;
-  facts.interface = "eth0";
+  facts.spawn.interface_name = "eth0";
   return facts;
 }
 
@@ -136,14 +136,14 @@ TEST_CASE("the old name of NCCL's error handling variable replaces the new one")
 TEST_CASE("NCCL's variables enable IPv6, which NCCL would not choose by itself") {
   WorkerFacts facts = unequal_world(0, 0);
   CHECK_FALSE(find_env(worker_env(facts, {}).vars, "NCCL_SOCKET_FAMILY"));
-  facts.master_addr = "fd00::1";
+  facts.spawn.master_addr = "fd00::1";
   CHECK(*find_env(worker_env(facts, {}).vars, "NCCL_SOCKET_FAMILY") == "AF_INET6");
   CHECK_FALSE(find_env(worker_env(facts, {{"NCCL_SOCKET_FAMILY", "AF_INET"}}).vars, "NCCL_SOCKET_FAMILY"));
 }
 
 TEST_CASE("an absent value sets no variable") {
   WorkerFacts facts = unequal_world(0, 0);
-  facts.interface.clear();
+  facts.spawn.interface_name.clear();
   facts.error_file.clear();
   const WorkerEnv made = worker_env(facts, {});
   CHECK_FALSE(find_env(made.vars, "NCCL_SOCKET_IFNAME"));
@@ -161,7 +161,7 @@ TEST_CASE("chosen devices reach every worker of the node, and MIG names are pass
 
 TEST_CASE("with --store worker rank 0 serves the port itself") {
   WorkerFacts facts = unequal_world(0, 0);
-  facts.agent_store = false;
+  facts.spawn.agent_store = false;
   CHECK(*find_env(worker_env(facts, {}).vars, "TORCHELASTIC_USE_AGENT_STORE") == "False");
 }
 
