@@ -1,6 +1,7 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -12,8 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-
-#include "base/unique_fd.h"
 
 namespace ddp {
 
@@ -45,6 +44,26 @@ Result<> write_bytes(int fd, std::string_view bytes, const std::string& path) {
     bytes.remove_prefix(static_cast<std::size_t>(count));
   }
   return {};
+}
+
+Result<UniqueFd> memory_file(const char* name, std::string_view text) {
+  UniqueFd file(::memfd_create(name, MFD_CLOEXEC));
+  if (!file) return system_error(errno, "memfd_create");
+  if (auto written = write_bytes(file.get(), text, "a file in memory"); !written) return written.error();
+  ::lseek(file.get(), 0, SEEK_SET);
+  return file;
+}
+
+std::string read_whole(int fd, std::size_t limit) {
+  std::string text;
+  std::array<char, 64 * 1024> buffer;
+  while (text.size() <= limit) {
+    const ssize_t count = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(text.size()));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+  }
+  return text;
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/unique_fd.h"
 
 namespace ddp {
 
@@ -20,6 +21,14 @@ std::string read_start(const std::string& path, std::size_t limit, int flags = 0
 
 /// Writes all bytes; errors name `path`.
 Result<> write_bytes(int fd, std::string_view bytes, const std::string& path);
+
+/// Returns a file in memory with this text, to be read by another process from its beginning: no write of it
+/// can block.
+Result<UniqueFd> memory_file(const char* name, std::string_view text = {});
+
+/// Returns the content of a file from its beginning, wherever its offset is; of a file longer than `limit`,
+/// more bytes than that.
+std::string read_whole(int fd, std::size_t limit = std::string::npos);
 
 /// Returns the entries of a directory, unsorted, without "." and "..". If reading fails (a directory of /proc
 /// whose process has ended, a disk with errors), returns the entries read so far and sets `failed`. Does not

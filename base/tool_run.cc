@@ -7,11 +7,13 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "base/program.h"
 #include "base/unique_fd.h"
 
 namespace ddp {
@@ -63,6 +65,18 @@ void read_until_end(const std::shared_ptr<Running>& run) {
 
 }  // namespace
 
+Result<ChildSpec> own_child(std::vector<std::string> argv) {
+  const char* path = std::getenv("PATH");
+  auto program =
+      find_program(argv[0], path != nullptr ? std::optional<std::string_view>(path) : std::nullopt);
+  if (!program) return program.error();
+  ChildSpec spec;
+  spec.path = std::move(*program);
+  spec.argv = std::move(argv);
+  spec.env = own_environment();
+  return spec;
+}
+
 std::string ToolOutput::trouble() const {
   if (!status) return status.error().text;
   if (status->success()) return {};
@@ -81,7 +95,8 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   }
   UniqueFd reader(ends[0]);
   UniqueFd writer(ends[1]);
-  spec.out = spec.err = writer.get();
+  spec.out = writer.get();
+  if (spec.err == kDevNull) spec.err = writer.get();
   spec.new_session = true;
   spec.death_signal = SIGKILL;
   auto child = spawn(spec);

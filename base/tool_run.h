@@ -7,6 +7,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/asio.h"
 #include "base/child_process.h"
@@ -15,9 +16,13 @@
 
 namespace ddp {
 
+/// The program argv[0], which is searched in this process's PATH, with this process's environment. Error:
+/// kExec.
+Result<ChildSpec> own_child(std::vector<std::string> argv);
+
 /// The output of a tool, and how it ended.
 struct ToolOutput {
-  std::string text;  ///< stdout and stderr together
+  std::string text;  ///< stdout, and stderr unless ChildSpec::err had a descriptor
   bool cut = false;  ///< there was more than the limit; `text` ends with a note about it
   /// Errors: as `spawn`; kTimeout, it was killed at the deadline; kCancelled, it was not started.
   Result<ExitStatus> status = Error{ErrorCode::kCancelled, "it was not started"};
@@ -36,10 +41,10 @@ struct ToolStop {
   std::function<void()> kill;  ///< set by run_tool while a tool runs
 };
 
-/// Runs `spec` (out and err are set here) until it ends or until `deadline`, when its process group is
-/// killed. Reads all of its output and keeps the first `limit` bytes. `pids`, if given, contains the child's
-/// pid while it runs, so that no other component reaps it. `stop`, if given, ends the tool as the deadline
-/// would. Loop thread; the caller keeps `pids` and `stop` alive.
+/// Runs `spec` (out is set here, as is err where it is kDevNull) until it ends or until `deadline`, when its
+/// process group is killed. Reads all of its output and keeps the first `limit` bytes. `pids`, if given,
+/// contains the child's pid while it runs, so that no other component reaps it. `stop`, if given, ends the
+/// tool as the deadline would. Loop thread; the caller keeps `pids` and `stop` alive.
 Awaitable<ToolOutput> run_tool(ChildSpec spec, std::chrono::steady_clock::time_point deadline,
                                std::size_t limit, std::set<pid_t>* pids = nullptr, ToolStop* stop = nullptr);
 

@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/commands.h"
+#include "base/files.h"
 #include "base/result.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -86,8 +86,9 @@ class Captured {
   static Result<Captured> begin(int target) {
     Captured captured;
     captured.target_ = target;
-    captured.memory_ = UniqueFd(::memfd_create("ddplaunch-check", MFD_CLOEXEC));
-    if (!captured.memory_) return system_error(errno, "memfd_create");
+    auto memory = memory_file("ddplaunch-check");
+    if (!memory) return memory.error();
+    captured.memory_ = std::move(*memory);
     captured.before_ = UniqueFd(::fcntl(target, F_DUPFD_CLOEXEC, 3));
     if (!captured.before_) return system_error(errno, "dup of a standard descriptor");
     if (::dup2(captured.memory_.get(), target) < 0) return system_error(errno, "dup2");
@@ -97,14 +98,7 @@ class Captured {
   /// Restores the descriptor and returns the captured text.
   std::string end() {
     (void)::dup2(before_.get(), target_);
-    std::string text;
-    char part[65'536];
-    for (off_t at = 0;;) {
-      const ssize_t count = ::pread(memory_.get(), part, sizeof part, at);
-      if (count <= 0) return text;
-      text.append(part, static_cast<std::size_t>(count));
-      at += count;
-    }
+    return read_whole(memory_.get());
   }
 
  private:

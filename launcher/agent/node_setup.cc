@@ -1,7 +1,6 @@
 #include "launcher/agent/node_setup.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -13,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/blocking_calls.h"
+#include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -208,33 +209,6 @@ Result<> check_file_size(const std::vector<std::string>& texts) {
                    "starts ddplaunch"};
 }
 
-/// Makes anonymous memory that contains a text; its offset is at the beginning.
-Result<UniqueFd> memory_with(const std::string& text) {
-  UniqueFd memory(::memfd_create("ddplaunch-setup", MFD_CLOEXEC));
-  if (!memory) return system_error(errno, "memfd_create");
-  for (std::size_t at = 0; at < text.size();) {
-    const ssize_t count = ::pwrite(memory.get(), text.data() + at, text.size() - at, static_cast<off_t>(at));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return system_error(errno, "the memory for a setup script");
-    at += static_cast<std::size_t>(count);
-  }
-  return memory;
-}
-
-Result<std::string> text_of(int memory) {
-  std::string text;
-  std::array<char, 64 * 1024> buffer;
-  for (;;) {
-    const ssize_t count = ::pread(memory, buffer.data(), buffer.size(), static_cast<off_t>(text.size()));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return system_error(errno, "read the environment after --setup");
-    if (count == 0) return text;
-    text.append(buffer.data(), static_cast<std::size_t>(count));
-    if (text.size() > kMostDump)
-      return Error{ErrorCode::kRefused, "--setup left an environment of more than 16 MiB"};
-  }
-}
-
 /// Makes memory for the dump, the prelude and the scripts, in this order.
 Result<std::vector<UniqueFd>> memories_for(const rendezvous::JobStart& job) {
   std::vector<std::string> texts = {std::string(), setup_prelude(job.env, job.explicit_env)};
@@ -242,7 +216,7 @@ Result<std::vector<UniqueFd>> memories_for(const rendezvous::JobStart& job) {
   if (auto fits = check_file_size(texts); !fits) return fits.error();
   std::vector<UniqueFd> memories;
   for (const std::string& text : texts) {
-    auto memory = memory_with(text);
+    auto memory = memory_file("ddplaunch-setup", text);
     if (!memory) return memory.error();
     memories.push_back(std::move(*memory));
   }
@@ -330,14 +304,15 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   const auto status = running->child.try_wait();
   running_.reset();
   if (stopped_) co_return Error{ErrorCode::kCancelled, "stopped while --setup was running"};
-  auto dump = text_of(memories->front().get());
-  if (!dump) co_return dump.error();
+  const std::string dump = read_whole(memories->front().get(), kMostDump);
+  if (dump.size() > kMostDump)
+    co_return Error{ErrorCode::kRefused, "--setup left an environment of more than 16 MiB"};
   SetupEnd end;
   end.success = status && status->success();
   const bool killed = status && status->kind == ExitStatus::Kind::kSignaled;
   end.how = (killed ? "was " : "") + (status ? status->text() : std::string("was lost"));
   end.last_lines = running->output.last_lines();
-  auto env = setup_verdict(*dump, job.setup.size(), end, merged);
+  auto env = setup_verdict(dump, job.setup.size(), end, merged);
   if (env) running_ = running;  // for listen()
   co_return env;
 }

@@ -1,15 +1,11 @@
 #include "launcher/master/hook_runner.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <utility>
 
 #include "base/exit_status.h"
-#include "base/unique_fd.h"
+#include "base/files.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/root_cause.h"
 
@@ -18,15 +14,6 @@ namespace {
 
 /// Of a variable's value: the message of an exception may have any length.
 constexpr std::size_t kMostVariable = 4000;
-
-/// Returns a file in memory with the text, at its begin, so that no write to the command can block.
-UniqueFd file_of(const std::string& text) {
-  UniqueFd file(::memfd_create("ddplaunch-event", MFD_CLOEXEC));
-  const bool written =
-      file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  if (!written || ::lseek(file.get(), 0, SEEK_SET) != 0) file.reset();
-  return file;
-}
 
 }  // namespace
 
@@ -109,13 +96,13 @@ void HookRunner::start_waiting() {
 }
 
 Awaitable<> HookRunner::run(Call call) {
-  const UniqueFd input = file_of(call.line);
+  const Result<UniqueFd> input = memory_file("ddplaunch-event", call.line);
   ChildSpec spec;
   spec.path = "/bin/sh";
   spec.argv = {"sh", "-c", settings_.hooks[call.hook].command};
   spec.env = settings_.env;
   spec.env.insert(spec.env.end(), call.env.begin(), call.env.end());
-  spec.in = input ? input.get() : kDevNull;
+  spec.in = input ? input->get() : kDevNull;
   const auto deadline = std::chrono::steady_clock::now() + settings_.time;
   ToolStop stop;
   stops_.insert(&stop);

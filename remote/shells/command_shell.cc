@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "base/child_process.h"
-#include "base/program.h"
+#include "base/tool_run.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/hosts/shell_command.h"
 
@@ -48,14 +48,9 @@ using Socket = Channel::Socket;
 constexpr std::chrono::seconds kPatience{2};
 
 Result<ChildProcess> run(const ChildCommand& command, int in_out, int errors) {
-  const char* path = std::getenv("PATH");
-  const auto directories = path != nullptr ? std::optional<std::string_view>(path) : std::nullopt;
-  auto program = find_program(command.argv[0], directories);
-  if (!program) return program.error();
-  ChildSpec spec;
-  spec.path = std::move(*program);
-  spec.argv = command.argv;
-  spec.env = own_environment();
+  auto found = own_child(command.argv);
+  if (!found) return found.error();
+  ChildSpec& spec = *found;
   std::erase_if(spec.env, [&command](const std::string& entry) {
     const std::string_view name = std::string_view(entry).substr(0, entry.find('='));
     return std::find(command.unset.begin(), command.unset.end(), name) != command.unset.end();

@@ -16,10 +16,11 @@
 #include <system_error>
 #include <utility>
 
+#include "base/files.h"
 #include "base/text.h"
+#include "base/tool_run.h"
 #include "base/unique_fd.h"
 #include "remote/bootstrap/bootstrap.h"
-#include "remote/shells/command_shell.h"
 
 namespace ddp::remote {
 namespace {
@@ -405,18 +406,6 @@ std::vector<std::string> glob_paths(const std::string& pattern) {
   return paths;
 }
 
-/// Reads at most about kMostOutput; longer output is no configuration.
-Awaitable<std::string> read_to_end(Channel::Socket& socket) {
-  std::string text;
-  std::array<char, 8192> buffer;
-  for (;;) {
-    const auto [error, size] = co_await socket.async_read_some(asio::buffer(buffer), kUseTuple);
-    text.append(buffer.data(), size);
-    if (error || text.size() > kMostOutput) break;
-  }
-  co_return text;
-}
-
 constexpr std::size_t kMost = std::size_t{16} << 20;
 
 }  // namespace
@@ -582,23 +571,29 @@ Awaitable<Result<SshConfig>> SshConfigSource::run_program(Host host, bool with_c
   if (host.port != 0) argv.insert(argv.end(), {"-p", std::to_string(host.port)});
   argv.insert(argv.end(), {"--", host.name});
   if (with_command) argv.emplace_back("true");
-  auto child = open_child(loop_, ChildCommand{host.name, std::move(argv), ChildCommand::Kind::kProgram});
-  if (!child && child.error().sys == ENOENT) {
+  auto spec = own_child(std::move(argv));
+  auto errors = memory_file("ddplaunch-ssh-config");
+  if (!errors) co_return errors.error();
+  ToolOutput output;
+  if (spec) {
+    spec->err = errors->get();
+    output = co_await run_tool(std::move(*spec), std::chrono::steady_clock::time_point::max(), kMostOutput);
+  } else {
+    output.status = spec.error();
+  }
+  if (!output.status && output.status.error().sys == ENOENT) {
     auto config = without_program();
     if (config) config->host_name = host.name;
     co_return config;
   }
-  if (!child) co_return child.error();
-  const std::string output = co_await read_to_end((*child)->link());
-  if (output.size() > kMostOutput) {
+  if (!output.status) co_return within(host.name, output.status.error());
+  if (output.cut) {
     co_return Error{ErrorCode::kUnreachable,
                     program_ + " -G printed more than 1 MiB, which is no SSH configuration", 0};
   }
-  const std::string errors = co_await read_to_end((*child)->errors());
-  const ChannelEnd end = co_await (*child)->end();
-  if (end.status == 0) co_return parse_ssh_config(output);
+  if (output.success()) co_return parse_ssh_config(output.text);
   TailLines words;
-  words.feed(errors);
+  words.feed(read_whole(errors->get(), kMostOutput));
   co_return Error{ErrorCode::kUnreachable,
                   "the SSH configuration was rejected by " + program_ + ":" + words.text(), 0};
 }

@@ -97,8 +97,6 @@ class SshConfigShape {
   /// needs its own query.
   std::string signature(const std::string& host) const;
 
-  bool asks_for_each() const { return asks_for_each_; }
-
   /// Returns the keywords in the files that have no effect on a login through libssh, although a user may
   /// expect one, in alphabetical order: "IPQoS".
   const std::set<std::string>& without_effect() const { return without_effect_; }

@@ -15,6 +15,7 @@
 
 #include "base/asio.h"
 #include "base/text.h"
+#include "base/tool_run.h"
 #include "remote/hosts/shell_command.h"
 #include "remote/shells/command_shell.h"
 #include "remote/shells/remote_shell.h"
@@ -28,20 +29,13 @@ namespace ddp::remote {
 class KerberosTicket : public std::enable_shared_from_this<KerberosTicket> {
  public:
   explicit KerberosTicket(const asio::any_io_executor& loop)
-      : loop_(loop), limit_(loop), known_(loop, std::chrono::steady_clock::time_point::max()) {}
+      : loop_(loop), known_(loop, std::chrono::steady_clock::time_point::max()) {}
 
   /// Returns false if there is no klist program, if it does not answer in time, or if the wait is cancelled.
   Awaitable<bool> valid() {
     co_await asio::this_coro::throw_if_cancelled(false);
     const auto self = shared_from_this();
-    if (!std::exchange(asked_, true)) {
-      limit_.expires_after(kPatience);
-      limit_.async_wait([self](const error_code& error) {
-        if (!error) self->stop_.emit(asio::cancellation_type::terminal);
-      });
-      // ask() sets valid_ and ends, perhaps at once.
-      asio::co_spawn(loop_, ask(self), asio::bind_cancellation_slot(stop_.slot(), asio::detached));
-    }
+    if (!std::exchange(asked_, true)) spawn(loop_, ask(self));
     const bool known = co_await wait_until(known_, [this] { return valid_.has_value(); });
     co_return known&&* valid_;
   }
@@ -49,25 +43,18 @@ class KerberosTicket : public std::enable_shared_from_this<KerberosTicket> {
  private:
   static constexpr std::chrono::seconds kPatience{5};  ///< for klist, which may wait for a network disk
 
-  static Awaitable<void> ask(std::shared_ptr<KerberosTicket> self) {
-    co_await asio::this_coro::throw_if_cancelled(false);
-    bool valid = false;
-    auto child =
-        open_child(self->loop_, ChildCommand{"klist", {"klist", "-s"}, ChildCommand::Kind::kProgram});
-    if (child) {
-      const ChannelEnd end = co_await (*child)->end();
-      valid = end.status == 0;
-    }
-    self->limit_.cancel();
-    self->valid_ = valid;
+  static Awaitable<> ask(std::shared_ptr<KerberosTicket> self) {
+    ToolOutput answer;
+    std::vector<std::string> argv{"klist", "-s"};
+    if (auto klist = own_child(std::move(argv)))
+      answer = co_await run_tool(std::move(*klist), std::chrono::steady_clock::now() + kPatience, 0);
+    self->valid_ = answer.success();
     self->known_.cancel();
   }
 
   asio::any_io_executor loop_;
   std::optional<bool> valid_;
   bool asked_ = false;
-  asio::cancellation_signal stop_;
-  asio::steady_timer limit_;
   asio::steady_timer known_;  ///< never expires; cancelled when valid_ is set
 };
 
