@@ -48,8 +48,9 @@ launcher/agent                      io    base launcher/agent_core launcher/insp
                                           rendezvous/store rendezvous/store_tcp rendezvous/worker
 launcher/output                     io    base launcher/job launcher/lines remote/hosts rendezvous/protocol
 launcher/control                    io    base
-launcher/master                     io    base launcher/check launcher/control launcher/inspection launcher/job launcher/keeper launcher/lines
-                                          launcher/output launcher/report launcher/supervisor remote/start rendezvous/link rendezvous/protocol
+launcher/master                     io    base launcher/check launcher/control launcher/job launcher/keeper launcher/lines
+                                          launcher/output launcher/report launcher/supervisor remote/start rendezvous/link rendezvous/membership
+                                          rendezvous/protocol
 launcher/links                      io    base launcher/link_protocol remote/bootstrap remote/shells remote/start rendezvous/identity
                                           rendezvous/link rendezvous/secure
 
