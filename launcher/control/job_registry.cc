@@ -49,10 +49,14 @@ std::string dump(const OrderedJson& json) {
   return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }
 
+}  // namespace
+
 std::string text_of(const OrderedJson& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_string() ? found->get<std::string>() : "";
 }
+
+namespace {
 
 std::vector<std::string> texts_of(const OrderedJson& json, const char* key) {
   std::vector<std::string> texts;

@@ -77,6 +77,10 @@ struct RunState {
 };
 /// Returns the report of an ended run; null: there is none that can be read.
 nlohmann::ordered_json read_report(const std::string& directory);
+
+/// Returns the text under `key`; empty: there is none. Entries, reports and journals are read with it, since
+/// another program may have written them.
+std::string text_of(const nlohmann::ordered_json& json, const char* key);
 /// Returns kEnded if the report or the journal in the directory of a run has its end.
 std::optional<RunState> recorded_end(const std::string& directory);
 RunState state_of(const JobEntry& job);

@@ -619,8 +619,14 @@ SshSession::StepResult SshSession::lend_to_agent() {
   // libssh owns the other descriptor. This one can be shut down while libssh waits at it on another thread.
   agent_socket_ = duplicate(agent.get());
   UniqueFd tcp = duplicate(tcp_.native_handle());
-  if (!agent_socket_ || !tcp || ssh_set_agent_socket(session_, agent.get()) != SSH_OK)
+  if (!agent_socket_ || !tcp) {
+    agent_problem_ = std::strerror(errno);  // too many open files
     return StepResult::kNext;
+  }
+  if (ssh_set_agent_socket(session_, agent.get()) != SSH_OK) {
+    agent_problem_ = ssh_get_error(session_);
+    return StepResult::kNext;
+  }
   agent.release();
   step_ = Step::kAgent;
   report_step();

@@ -353,8 +353,8 @@ class Verbs(VerbTest):
     def test_a_ddplaunch_that_is_stopped_is_named(self):
         process = self.running_job("sleep", "1000")
         process.send_signal(signal.SIGSTOP)
-        for words in ([], ["--now"], [self.job]):
-            done = self.verb("stop", *words)
+        for words in (["stop"], ["stop", "--now"], ["stop", self.job], ["status"], ["status", "--json"], ["exec", "--", "true"], ["stacks"]):
+            done = self.verb(*words)
             self.assertEqual((done.code, done.out, done.err),
                              (113, "", f"ddplaunch: the ddplaunch of job {self.job} is itself stopped (SIGSTOP), and answers nobody; "
                                        f"kill -CONT {process.pid} lets it go on\n"))

@@ -11,6 +11,8 @@
 
 #include "base/text.h"
 #include "base/unique_fd.h"
+#include "launcher/control/control_socket.h"
+#include "launcher/keeper/process_table.h"
 
 namespace ddp {
 namespace {
@@ -130,13 +132,23 @@ std::vector<std::string> JournalTail::new_lines() {
   return lines;
 }
 
+Result<std::string> ask_running_job(const launcher::JobEntry& job, const std::string& method,
+                                    const std::string& target, std::chrono::milliseconds time,
+                                    const std::string& body) {
+  const auto process = launcher::read_process(static_cast<pid_t>(job.pid));
+  if (process && process->state == 'T')
+    return Error{ErrorCode::kLinkLost, "the ddplaunch of job " + job.job +
+                                           " is itself stopped (SIGSTOP), and answers nobody; kill -CONT " +
+                                           std::to_string(job.pid) + " lets it go on"};
+  auto answer = launcher::ask_job(job.socket, method, target, time, body);
+  if (!answer) return within("job " + job.job, answer.error());
+  return answer;
+}
+
 std::string event_text(const std::string& line) {
   const OrderedJson event = OrderedJson::parse(line, nullptr, false);
   if (!event.is_object() || !event.contains("event") || !event["event"].is_string()) return "";
-  const auto text = [&event](const char* key) {
-    const auto found = event.find(key);
-    return found != event.end() && found->is_string() ? found->get<std::string>() : std::string();
-  };
+  const auto text = [&event](const char* key) { return launcher::text_of(event, key); };
   const auto number = [&event](const char* key) {
     const auto found = event.find(key);
     return found != event.end() && found->is_number_integer() ? std::to_string(found->get<std::int64_t>())

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <compare>
 #include <cstdint>
 #include <optional>
@@ -52,6 +53,13 @@ class JournalTail {
   UniqueFd fd_;
   std::string rest_;  ///< the beginning of a line
 };
+
+/// Sends a request to the ddplaunch of a job that runs on this host (docs/users/operate.md) and returns the
+/// body of its answer. An error names the job. kLinkLost: its ddplaunch is stopped (SIGSTOP), which would
+/// only look like a slow answer. Blocks up to `time`.
+Result<std::string> ask_running_job(const launcher::JobEntry& job, const std::string& method,
+                                    const std::string& target, std::chrono::milliseconds time,
+                                    const std::string& body = {});
 
 /// Returns an event for people: "attempt 1: rank exited, gpu02, rank 5: exited 3". Empty: it is none.
 std::string event_text(const std::string& line);

@@ -83,11 +83,6 @@ std::size_t hash_of(std::string_view line) {
   return std::hash<std::string_view>()(line);
 }
 
-std::string text_of(const OrderedJson& line, const char* key) {
-  const auto found = line.find(key);
-  return found != line.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
 /// Reads what the file has got since the last call. Forgets lines from before `from`.
 void read_times(TimedLines& timed, milliseconds from) {
   std::string part(kOneRead, '\0');
@@ -100,10 +95,10 @@ void read_times(TimedLines& timed, milliseconds from) {
       const OrderedJson line =
           OrderedJson::parse(std::string_view(timed.rest).substr(at, end - at), nullptr, false);
       if (!line.is_object()) continue;  // it has bytes that are not UTF-8
-      const auto time = parse_moment(text_of(line, "time"), milliseconds(0));
+      const auto time = parse_moment(launcher::text_of(line, "time"), milliseconds(0));
       if (!time || *time < from || !line.contains("rank") || !line["rank"].is_number_unsigned()) continue;
-      timed.lines[{line["rank"].get<std::uint32_t>(), text_of(line, "stream")}].emplace_back(
-          *time, hash_of(launcher::without_colours(text_of(line, "line"))));
+      timed.lines[{line["rank"].get<std::uint32_t>(), launcher::text_of(line, "stream")}].emplace_back(
+          *time, hash_of(launcher::without_colours(launcher::text_of(line, "line"))));
     }
     timed.rest.erase(0, at);
   }
@@ -219,7 +214,7 @@ std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::J
   }
   std::set<std::uint32_t> stopped;
   visit_events(job, [&](const OrderedJson& event, std::uint32_t attempt) {
-    const std::string name = text_of(event, "event");
+    const std::string name = launcher::text_of(event, "event");
     if (name == "attempt_stopping") stopped.insert(attempt);
     if (name != "rank_exited" || stopped.contains(attempt)) return;
     if (event["exit_code"] != 0 && event["rank"].is_number())
@@ -306,7 +301,7 @@ class LogPrinter {
   int world_size() const {
     int most = 0;
     visit_events(job_, [&most](const OrderedJson& event, std::uint32_t) {
-      if (text_of(event, "event") != "attempt_started" || !event["nodes"].is_array()) return;
+      if (launcher::text_of(event, "event") != "attempt_started" || !event["nodes"].is_array()) return;
       for (const OrderedJson& node : event["nodes"])
         most = std::max(most, node.value("first_rank", 0) + node.value("ranks", 0));
     });
@@ -414,7 +409,7 @@ class LogPrinter {
     if (!nodes_.contains(key.attempt)) {
       nodes_[key.attempt];  // once, even if the journal has lost it
       visit_events(job_, [this](const OrderedJson& event, std::uint32_t attempt) {
-        if (text_of(event, "event") == "attempt_started" && event["nodes"].is_array())
+        if (launcher::text_of(event, "event") == "attempt_started" && event["nodes"].is_array())
           nodes_[attempt] = event["nodes"];
       });
     }

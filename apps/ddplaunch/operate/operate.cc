@@ -79,11 +79,11 @@ std::string state_text(const JobEntry& job, const RunState& state) {
 
 /// Returns what the ddplaunch of a running job says of it; null: nothing, and sets `error`.
 OrderedJson live_status(const JobEntry& job, std::chrono::milliseconds time, Error& error) {
-  const auto answer = launcher::ask_job(job.socket, "GET", "/v1/status", time);
+  const auto answer = ask_running_job(job, "GET", "/v1/status", time);
   OrderedJson status = OrderedJson::parse(answer ? *answer : "", nullptr, false);
   if (status.is_object() && status.contains("nodes") && status.contains("world_size")) return status;
   error = answer ? Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no status"}
-                 : within("job " + job.job, answer.error());
+                 : answer.error();
   return {};
 }
 
@@ -323,17 +323,12 @@ int stop(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
   if (state.kind == Kind::kElsewhere) return fail({ErrorCode::kUsage, out_of_reach(job, state, Verb::kStop)});
   if (state.kind == Kind::kRunning) {
-    if (const auto process = launcher::read_process(static_cast<pid_t>(job.pid));
-        process && process->state == 'T')
-      return fail({ErrorCode::kLinkLost, "the ddplaunch of job " + job.job +
-                                             " is itself stopped (SIGSTOP), and answers nobody; " +
-                                             "kill -CONT " + std::to_string(job.pid) + " lets it go on"});
-    const auto asked =
-        launcher::ask_job(job.socket, "POST", options.now ? "/v1/stop?now" : "/v1/stop", kAnswerTime);
+    const auto asked = ask_running_job(job, "POST", options.now ? "/v1/stop?now" : "/v1/stop", kAnswerTime);
     // The job may have ended meanwhile.
     if (!asked && state_of(job).kind == Kind::kRunning) {
-      Error error = within("job " + job.job, asked.error());
-      error.text += "; kill -TERM " + std::to_string(job.pid) + " stops it, too";
+      Error error = asked.error();
+      if (error.code != ErrorCode::kLinkLost)
+        error.text += "; kill -TERM " + std::to_string(job.pid) + " stops it, too";
       return fail(error);
     }
     if (const auto waited = wait_for_end(job); !waited) return fail(waited.error());
@@ -409,10 +404,9 @@ Result<int> ask_workers(Verb verb, const OperateOptions& options, const JobEntry
   OrderedJson request{{"timeout_ms", timeout.count()}};
   if (options.rank || exec) request["rank"] = options.rank.value_or(0);
   if (exec) request["argv"] = options.command;
-  const auto answer =
-      launcher::ask_job(job.socket, "POST", exec ? "/v1/exec" : "/v1/stacks", timeout + kSlack,
-                        request.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
-  if (!answer) return within("job " + job.job, answer.error());
+  const auto answer = ask_running_job(job, "POST", exec ? "/v1/exec" : "/v1/stacks", timeout + kSlack,
+                                      request.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+  if (!answer) return answer.error();
   const OrderedJson reply = OrderedJson::parse(*answer, nullptr, false);
   if (!is_reply(reply))
     return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no answer"};

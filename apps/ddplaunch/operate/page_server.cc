@@ -112,7 +112,7 @@ std::string page_state(const launcher::JobEntry& job) {
                    {"warnings", OrderedJson::array()},
                    {"status", OrderedJson()}};
   if (state.kind == RunState::Kind::kRunning) {
-    const auto answer = launcher::ask_job(job.socket, "GET", "/v1/status", kStatusTime);
+    const auto answer = ask_running_job(job, "GET", "/v1/status", kStatusTime);
     OrderedJson status = OrderedJson::parse(answer ? *answer : "", nullptr, false);
     if (status.is_object() && status.contains("nodes")) {
       json["warnings"] = status.value("warnings", OrderedJson::array());
@@ -296,7 +296,7 @@ struct PageServer::State {
       return make_reply(request, http::status::method_not_allowed, "Only GET is served.\n");
     if (path_of(request) == "/") return page(request);
     if (path_of(request) == "/metrics") {
-      const auto text = launcher::ask_job(job.socket, "GET", "/metrics", kMetricsTime);
+      const auto text = ask_running_job(job, "GET", "/metrics", kMetricsTime);
       return text ? make_reply(request, http::status::ok, *text, "text/plain; version=0.0.4")
                   : make_reply(request, http::status::service_unavailable,
                                "The job does not run, or does not answer.\n");
