@@ -9,7 +9,6 @@
 
 #include "apps/ddplaunch/options/job_options.h"
 #include "base/text.h"
-#include "launcher/job/worker_env.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/scheduler_hosts.h"

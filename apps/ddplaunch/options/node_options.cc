@@ -13,7 +13,6 @@
 #include "apps/ddplaunch/options/option_readers.h"
 #include "base/text.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/job/worker_env.h"
 #include "launcher/link_protocol/join_table.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"

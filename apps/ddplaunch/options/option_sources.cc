@@ -14,7 +14,6 @@
 #include "apps/ddplaunch/options/command_line.h"
 #include "apps/ddplaunch/options/job_options.h"
 #include "base/text.h"
-#include "launcher/job/worker_env.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp {
