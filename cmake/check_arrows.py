@@ -17,11 +17,9 @@ base                                io    -
 rendezvous/protocol                 core  base
 rendezvous/membership               core  base
 rendezvous/store                    core  base
-rendezvous/identity                 core  base
 rendezvous/worker                   core  base
 rendezvous/flight_recorder          core  base
 rendezvous/link                     io    base rendezvous/protocol
-rendezvous/secure                   io    base rendezvous/identity rendezvous/link
 rendezvous/store_tcp                io    base rendezvous/link rendezvous/store
 rendezvous/worker_client            io    base rendezvous/worker
 
@@ -40,7 +38,6 @@ launcher/supervisor                 core  base launcher/hang launcher/job launch
 launcher/agent_core                 core  base launcher/report rendezvous/protocol rendezvous/worker
 launcher/check                      core  base launcher/job launcher/report launcher/supervisor remote/hosts rendezvous/membership
                                           rendezvous/protocol
-launcher/link_protocol              core  base
 launcher/keeper                     io    base
 launcher/inspection                 io    base launcher/hang launcher/keeper rendezvous/protocol
 launcher/agent                      io    base launcher/agent_core launcher/inspection launcher/job launcher/keeper launcher/report
@@ -51,16 +48,15 @@ launcher/control                    io    base
 launcher/master                     io    base launcher/check launcher/control launcher/job launcher/keeper launcher/lines
                                           launcher/output launcher/report launcher/supervisor remote/start rendezvous/link rendezvous/membership
                                           rendezvous/protocol
-launcher/links                      io    base launcher/link_protocol remote/bootstrap remote/shells remote/start rendezvous/identity
-                                          rendezvous/link rendezvous/secure
+launcher/links                      io    base remote/bootstrap remote/shells remote/start rendezvous/link
 
 apps/options                        io    base
-apps/ddplaunch/options              io    apps/options base launcher/control launcher/job launcher/lines launcher/link_protocol remote/hosts
+apps/ddplaunch/options              io    apps/options base launcher/control launcher/job launcher/lines launcher/links remote/hosts
 apps/ddplaunch/operate              io    apps/ddplaunch/options apps/options base launcher/control launcher/job launcher/keeper launcher/lines launcher/output launcher/report
 apps/ddplaunch                      io    base apps/ddplaunch/operate apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
-                                          rendezvous/protocol rendezvous/secure
-apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper launcher/link_protocol remote/bootstrap rendezvous/protocol rendezvous/secure
-apps/ddplaunch_listen               io    apps/ddplaunchd base launcher/links
+                                          rendezvous/protocol
+apps/ddplaunchd                     io    apps/options base launcher/agent launcher/keeper launcher/links remote/bootstrap rendezvous/link rendezvous/protocol
+apps/ddplaunch_listen               io    apps/ddplaunchd base launcher/links rendezvous/link
 apps/ddplaunch_nvml                 io    -
 apps/static_program                 io    -
 
@@ -107,7 +103,7 @@ nvml.h
 zlib.h                   apps/train/data
 spdlog/                  launcher/output
 libssh/                  remote/ssh
-openssl/                 remote/ssh rendezvous/secure
+openssl/                 remote/ssh rendezvous/link
 yaml-cpp/                apps/ddplaunch/options
 CLI/                     apps/options
 nlohmann/                apps/ddplaunch/operate launcher/check launcher/control launcher/report rendezvous/flight_recorder rendezvous/worker apps/train/bench apps/train/checkpoint

@@ -16,7 +16,7 @@
 #include "remote/shells/remote_shell.h"
 #include "remote/start/fan_out.h"
 #include "rendezvous/link/tcp_listener.h"
-#include "rendezvous/secure/link_token.h"
+#include "rendezvous/link/link_token.h"
 
 namespace ddp {
 

@@ -14,7 +14,7 @@
 #include "apps/ddplaunch/options/options.h"
 #include "base/unique_fd.h"
 #include "launcher/master/user_signals.h"
-#include "rendezvous/secure/link_token.h"
+#include "rendezvous/link/link_token.h"
 
 namespace {
 

@@ -35,16 +35,16 @@
 #include "launcher/hang/wait_state.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/keeper/keeper.h"
-#include "launcher/links/daemon_link.h"
+#include "launcher/links/daemon_shell.h"
 #include "launcher/links/join_shell.h"
 #include "launcher/report/exit_code.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/net_choice.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/start/resolver.h"
+#include "rendezvous/link/secure_link.h"
 #include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
-#include "rendezvous/secure/secure_stream.h"
 
 namespace ddp {
 
@@ -236,16 +236,15 @@ Result<rendezvous::TcpListener> listen_at(const PerNode& node) {
 
 /// Returns the job's token: --token-file, else `given`. If there is neither, --insecure gives a public token,
 /// which protects nothing. If node 0 is on this machine, it is this user's own token
-/// (launcher::loopback_token). kUsage, kSystem: there is no token, or it is invalid; the text says what to
+/// (rendezvous::loopback_token). kUsage, kSystem: there is no token, or it is invalid; the text says what to
 /// do.
 Result<rendezvous::LinkToken> find_link_token(const launcher::JobSpec& spec, const GivenToken& given) {
-  if (!spec.token_file.empty()) return rendezvous::read_token_file(spec.token_file);
-  if (!given) return given.error();
-  if (!given->secret.empty()) return given->copy();
+  auto token = rendezvous::given_token(spec.token_file, given);
+  if (!token || !token->secret.empty()) return token;
   const PerNode& node = *spec.per_node;
   if (node.insecure) return rendezvous::make_token(kPublicToken, "--insecure, which is no token");
   if (!is_loopback_address(node.master_addr)) return no_token(node);
-  auto own = launcher::loopback_token();
+  auto own = rendezvous::loopback_token();
   if (own) return own;
   Error error = own.error();
   error.text +=
@@ -287,9 +286,7 @@ Result<std::optional<rendezvous::TcpListener>> take_control_port(const RunJob& j
 }
 
 using Clock = std::chrono::steady_clock;
-using Endpoints = std::vector<asio::ip::tcp::endpoint>;
 using launcher::JobSpec;
-using launcher::JoinedLink;
 
 /// Limit of one query to the name service.
 constexpr std::chrono::seconds kLookUpTime{10};
@@ -316,20 +313,6 @@ std::string waiting_text(const JobSpec& spec, bool here) {
   return text + " (--start-timeout " + format_duration(spec.start_timeout) + ")";
 }
 
-Awaitable<Result<Endpoints>> look_up(remote::Resolver* resolver, std::string host, std::uint16_t port,
-                                     Clock::time_point deadline) {
-  const auto limit = std::min(deadline, Clock::now() + kLookUpTime);
-  auto found = co_await resolver->resolve(std::move(host), port, AF_UNSPEC, limit);
-  if (!found) co_return found.error();
-  Endpoints endpoints;
-  for (const remote::Endpoint& one : *found) {
-    asio::ip::tcp::endpoint& endpoint = endpoints.emplace_back();
-    endpoint.resize(one.size);
-    std::memcpy(endpoint.data(), &one.address, one.size);
-  }
-  co_return endpoints;
-}
-
 /// Returns the number of workers that this node's options request, or 0 if no option does. The node counts it
 /// for its own rule.
 Result<std::uint32_t> own_workers(const JobSpec& spec, const launcher::NodeFacts& facts) {
@@ -343,46 +326,41 @@ Result<std::uint32_t> own_workers(const JobSpec& spec, const launcher::NodeFacts
   return static_cast<std::uint32_t>(plan->world_size);
 }
 
-Result<launcher::JoinGoal> goal_of(const JobSpec& spec, const rendezvous::LinkToken& token,
-                                   const std::string& hostname) {
+Result<rendezvous::LinkGoal> goal_of(const JobSpec& spec, const rendezvous::LinkToken& token,
+                                     const std::string& hostname) {
   const launcher::PerNode& node = *spec.per_node;
-  launcher::JoinGoal goal;
-  goal.host = node.master_addr;
-  goal.port = node.port;
-  goal.as.job = node.link_job;
-  goal.as.node = rendezvous::link_name_of(hostname);
-  auto key = rendezvous::link_key(token.secret, goal.as.role, goal.as.job, goal.as.node);
-  if (!key) return key.error();
-  goal.as.key = std::move(*key);
-  goal.as.token_origin = token.origin;
-  goal.as.token_check = rendezvous::token_check(token.secret);
-  goal.request.protocol = static_cast<int>(rendezvous::kProtocolVersion);
-  goal.request.version = std::string(version());
-  goal.request.rank = node.rank;
-  goal.request.nodes = node.nodes;
-  return goal;
+  auto as = rendezvous::join_as(token, rendezvous::LinkRole::kAgent, node.link_job,
+                                rendezvous::link_name_of(hostname));
+  if (!as) return as.error();
+  return rendezvous::LinkGoal{
+      node.master_addr,
+      node.port,
+      std::move(*as),
+      {static_cast<int>(rendezvous::kProtocolVersion), std::string(version()), node.rank, node.nodes}};
 }
 
 /// The connection to the master, as one task of the loop.
 struct Joining {
   asio::io_context& loop;
   const JobSpec& spec;
-  const launcher::JoinGoal& goal;
+  const rendezvous::LinkGoal& goal;
   const rendezvous::Resolve& resolve;
   std::shared_ptr<const rendezvous::SecureContext> context;
-  Result<JoinedLink> outcome = Error{ErrorCode::kLinkLost, "the ddplaunch of this node was killed", 0};
+  rendezvous::JoinOutcome outcome{
+      .error = Error{ErrorCode::kLinkLost, "the ddplaunch of this node was killed", 0}};
   std::optional<Error> stopped = std::nullopt;  ///< set by a signal, which takes precedence over `outcome`
 
   static Awaitable<> join(Joining* self) {
     const auto deadline = Clock::now() + self->spec.start_timeout;
-    auto joined = co_await launcher::join_master(self->context, self->resolve, self->goal, deadline);
-    if (joined) {
+    auto joined = co_await rendezvous::secure_join(self->context, self->resolve, self->goal, deadline);
+    if (joined.stream) {
       if (!self->spec.quiet) {
         std::fprintf(stderr, "ddplaunch: joined job %s at %s as node %d; its output is shown there\n",
-                     joined->job_id.c_str(), master_position(*self->spec.per_node).c_str(), joined->rank);
+                     joined.answer.job_id.c_str(), master_position(*self->spec.per_node).c_str(),
+                     *joined.answer.rank);
       }
-      const remote::AgentHello hello{self->goal.request.protocol, self->goal.request.version};
-      (void)co_await launcher::write_line(*joined->stream, remote::hello_line(hello));
+      const remote::AgentHello hello{self->goal.hello.protocol, self->goal.hello.version};
+      (void)co_await rendezvous::write_line(*joined.stream, remote::hello_line(hello));
     }
     self->outcome = std::move(joined);
     self->loop.stop();
@@ -394,15 +372,13 @@ struct Joining {
   }
 };
 
-Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, const launcher::JoinGoal& goal,
-                               const launcher::KeeperLink& keeper, asio::signal_set& stop) {
+Result<std::unique_ptr<ByteStream>> join_master(asio::io_context& loop, const JobSpec& spec,
+                                                const rendezvous::LinkGoal& goal,
+                                                const launcher::KeeperLink& keeper, asio::signal_set& stop) {
   auto context = rendezvous::SecureContext::make();
   if (!context) return context.error();
   remote::Resolver resolver(loop.get_executor(), "give all nodes another --master-addr");
-  const rendezvous::Resolve resolve = [&resolver](std::string host, std::uint16_t port,
-                                                  Clock::time_point deadline) {
-    return look_up(&resolver, std::move(host), port, deadline);
-  };
+  const rendezvous::Resolve resolve = launcher::resolve_by(resolver, kLookUpTime);
   asio::posix::stream_descriptor keeper_fd(loop, ::fcntl(keeper.watch_fd(), F_DUPFD_CLOEXEC, 0));
   asio::steady_timer silence(loop);
   if (!spec.quiet) {
@@ -433,7 +409,8 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
   loop.poll();  // runs the cancelled handlers
   loop.restart();
   if (joining.stopped) return *joining.stopped;
-  return std::move(joining.outcome);
+  if (!joining.outcome.stream) return joining.outcome.error;
+  return std::move(joining.outcome.stream);
 }
 
 /// Prints the last line, with the master's text.
@@ -481,7 +458,7 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
 
   auto link = join_master(loop, spec, *goal, keeper, stop);
   if (!link) return report_exit(with_holder(link.error(), *spec.per_node));
-  launcher::Agent agent(loop, std::move(link->stream), keeper, std::move(options));
+  launcher::Agent agent(loop, std::move(*link), keeper, std::move(options));
   stop.clear();  // the agent has its own handlers by this point
   const int code = agent.run();
   report_end(spec, code, agent.last_message());

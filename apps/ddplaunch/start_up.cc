@@ -18,7 +18,6 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/links/daemon_link.h"
 #include "launcher/links/daemon_shell.h"
 #include "launcher/report/exit_code.h"
 #include "remote/shells/command_shell.h"
@@ -104,10 +103,11 @@ using Shell = std::unique_ptr<remote::RemoteShell>;
 Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec& spec,
                                 const GivenToken& given) {
   launcher::DaemonShell::Options options;
-  auto token = launcher::find_daemon_token(spec.token_file, given);
+  auto token = rendezvous::find_daemon_token(spec.token_file, given);
   if (!token) return within("--launcher daemon", token.error());
   options.token = std::move(*token);
   options.job = spec.job_id;
+  options.hello = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
   if (spec.daemon_port != 0) options.port = spec.daemon_port;
   auto shell = launcher::DaemonShell::make(loop.get_executor(), std::move(options));
   if (!shell) return shell.error();

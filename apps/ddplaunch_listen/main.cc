@@ -15,8 +15,8 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "launcher/links/daemon_link.h"
 #include "launcher/links/daemon_listener.h"
+#include "rendezvous/link/link_token.h"
 
 namespace {
 
@@ -26,7 +26,7 @@ int fail(const ddp::Error& error) {
 }
 
 int make_token(const std::string& path) {
-  const auto made = ddp::launcher::write_new_token(path);
+  const auto made = ddp::rendezvous::write_new_token(path);
   if (!made) return fail(made.error());
   std::printf("%s\n", made->c_str());
   return std::fflush(stdout) == 0 ? 0 : 110;
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
     return fail(
         {ddp::ErrorCode::kUsage, "ddplaunch-listen serves only --listen and --new-token; run ddplaunchd"});
   ddp::raise_nofile();
-  auto token = ddp::launcher::find_daemon_token(options->token_file, given);
+  auto token = ddp::rendezvous::find_daemon_token(options->token_file, given);
   if (!token) return fail(token.error());
   const auto directory = ddp::own_directory();
   if (!directory) return fail(directory.error());

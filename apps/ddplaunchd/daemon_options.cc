@@ -6,7 +6,7 @@
 
 #include "apps/options/option_table.h"
 #include "base/text.h"
-#include "launcher/link_protocol/daemon_frame.h"
+#include "launcher/links/daemon_frame.h"
 
 namespace ddp {
 

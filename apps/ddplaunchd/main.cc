@@ -27,7 +27,7 @@
 #include "launcher/keeper/keeper.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/protocol/message.h"
-#include "rendezvous/secure/link_token.h"
+#include "rendezvous/link/link_token.h"
 
 namespace ddp {
 namespace {

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -22,27 +21,25 @@
 #include "base/child_process.h"
 #include "base/exit_status.h"
 #include "base/text.h"
-#include "launcher/link_protocol/daemon_frame.h"
-#include "launcher/links/daemon_link.h"
+#include "launcher/links/daemon_frame.h"
+#include "launcher/links/daemon_line.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/command_shell.h"
-#include "rendezvous/secure/secure_link.h"
-#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/link/secure_link.h"
 
 namespace ddp::launcher {
 namespace {
 
-using rendezvous::LinkIdentity;
+using rendezvous::answer_line;
+using rendezvous::JoinedPeer;
+using rendezvous::LinkRefusal;
 using rendezvous::SecureAcceptor;
-using rendezvous::SecureStream;
 
-/// Options of a session: a process that serves one authenticated master. It starts the agent beside it and
-/// carries the agent's streams and its end over the link, as sshd would. If the link ends first, the agent
-/// sees the end of its input, stops its workers and exits. The session ends with the agent.
-struct DaemonSessionOptions {
-  std::string agent;                            ///< the path of ddplaunchd
-  std::function<void(const std::string&)> log;  ///< gets a line without its newline
-};
+/// Uses one write, so that lines of several processes do not mix.
+void say(const std::string& line) {
+  const std::string text = "ddplaunchd: " + line + "\n";
+  (void)!::write(STDERR_FILENO, text.data(), text.size());
+}
 
 /// The time for a master, which may have been stopped for a while, to read the agent's last output.
 constexpr std::chrono::minutes kFlushTime{10};
@@ -69,33 +66,43 @@ const std::vector<std::string>& of_the_service() {
   return names;
 }
 
+/// The work of a process that serves one authenticated master. It starts the agent beside it and carries the
+/// agent's streams and its end over the link, as sshd would. If the link ends first, the agent sees the end
+/// of its input, stops its workers and exits. The session ends with the agent. Loop thread only.
 class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
  public:
-  DaemonSession(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream,
-                DaemonSessionOptions options)
+  /// `name` is that of the session in the log, `job` that of the job, `agent` the path of ddplaunchd.
+  DaemonSession(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream, std::string name,
+                std::string job, std::string agent)
       : loop_(loop),
         line_(loop, std::move(stream)),
-        options_(std::move(options)),
+        name_(std::move(name)),
+        job_(std::move(job)),
+        agent_path_(std::move(agent)),
         changed_(loop, std::chrono::steady_clock::time_point::max()),
         flush_(loop) {}
 
+  /// Returns when the agent has ended and the master was notified.
   static Awaitable<> run(std::shared_ptr<DaemonSession> self) {
-    (void)co_await self->line_.send(daemon_greeting());
     remote::ChildCommand command;
     command.host = "ddplaunchd";
-    command.argv = {self->options_.agent, "--stdio"};
+    command.argv = {self->agent_path_, "--stdio"};
     command.unset = of_the_service();
     auto channel = remote::open_child(self->loop_, std::move(command));
+    // The texts are made before the co_await, which would destroy aggregates of its expression twice (gcc
+    // 12).
     if (!channel) {
-      self->options_.log("cannot start an agent: " + channel.error().text);
-      (void)co_await self->line_.send(daemon_failed(channel.error().text));
+      self->log("cannot start an agent: " + channel.error().text);
+      std::string refusal = answer_line({std::nullopt, {}, LinkRefusal::kNoAgent, channel.error().text});
+      (void)co_await self->line_.send(std::move(refusal));
       self->line_.close();
       co_return;
     }
     self->agent_ = std::move(*channel);
     self->agent_->greeted();  // from here on, only the end of its input ends the agent
-    (void)co_await self->line_.send(
-        daemon_frame(DaemonFrame::kOutput, std::string(remote::kRunsPrefix) + self->options_.agent + "\n"));
+    std::string first = answer_line({0, self->job_});
+    first += daemon_frame(DaemonFrame::kOutput, std::string(remote::kRunsPrefix) + self->agent_path_ + "\n");
+    (void)co_await self->line_.send(std::move(first));
     spawn(self->loop_, carry_input(self));
     spawn(self->loop_, carry_output(self));
     spawn(self->loop_, carry_errors(self));
@@ -103,6 +110,8 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   }
 
  private:
+  void log(const std::string& line) const { say(name_ + ": " + line); }
+
   static Awaitable<> carry_input(std::shared_ptr<DaemonSession> self) {
     std::vector<char> buffer(kDaemonFrameHead + kMaxDaemonPayload);
     LocalSocket& input = self->agent_->link();
@@ -125,9 +134,9 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     self->changed_.cancel();
     if (self->ended_) co_return;
     self->lost_ = true;
-    self->options_.log(self->reader_.failure().empty()
-                           ? "the link to the master is lost; the agent stops the job's workers on this node"
-                           : "the master sent " + self->reader_.failure() + "; the link is closed");
+    self->log(self->reader_.failure().empty()
+                  ? "the link to the master is lost; the agent stops the job's workers on this node"
+                  : "the master sent " + self->reader_.failure() + "; the link is closed");
     self->line_.close();
     end_both_directions(input);
     // A scheduler may have stopped the agent. Its keeper passes the signal on, and wakes it.
@@ -185,7 +194,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     }
     ended_ = true;
     const int status = end.status.value_or(255);
-    options_.log("the agent ended with status " + std::to_string(status) + last_lines_.text());
+    log("the agent ended with status " + std::to_string(status) + last_lines_.text());
     if (lost_) co_return;
     (void)co_await line_.send(daemon_ended(status));
     // The master closes the link after this frame. A side that closes before it has read everything resets
@@ -197,7 +206,9 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
 
   asio::any_io_executor loop_;
   DaemonLine line_;
-  DaemonSessionOptions options_;
+  std::string name_;
+  std::string job_;
+  std::string agent_path_;
   DaemonFrameReader reader_{DaemonFrameReader::FrameSender::kMaster};
   std::unique_ptr<remote::Channel> agent_;
   remote::TailLines last_lines_;
@@ -211,44 +222,28 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   bool ended_ = false;  ///< the agent has ended, and all its output was sent
 };
 
-/// Returns when the agent has ended and the master was notified. Loop thread only.
-Awaitable<> serve_daemon_session(std::unique_ptr<ByteStream> stream, DaemonSessionOptions options) {
-  const auto loop = co_await asio::this_coro::executor;
-  const auto session = std::make_shared<DaemonSession>(loop, std::move(stream), std::move(options));
-  co_await DaemonSession::run(session);
-}
-
 constexpr int kSignals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
-
-/// Uses one write, so that lines of several processes do not mix.
-void say(const std::string& line) {
-  const std::string text = "ddplaunchd: " + line + "\n";
-  (void)!::write(STDERR_FILENO, text.data(), text.size());
-}
 
 /// Runs in the forked child, inside the listener's loop, which never runs again here. All descriptors of the
 /// loop are closed, so that none of its events reaches this process, and no object is destroyed. A session of
 /// its own keeps the signals of the terminal and of the listener's group away.
-[[noreturn]] void become_session(std::unique_ptr<SecureStream> stream, std::string name, std::string agent,
-                                 const sigset_t& mask) {
+[[noreturn]] void become_session(JoinedPeer peer, std::string name, std::string agent, const sigset_t& mask) {
   for (const int number : kSignals)
     ::signal(number, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &mask, nullptr);
   ::setsid();
   ::prctl(PR_SET_NAME, "ddp-session");
-  const auto link = static_cast<unsigned>(stream->native_socket());
+  const auto link = static_cast<unsigned>(peer.stream->native_socket());
   close_descriptors(STDERR_FILENO + 1, link - 1);
   close_descriptors(link + 1, ~0U);
   asio::io_context loop(1);
-  stream->move_to(loop.get_executor());
-  DaemonSessionOptions options;
-  options.agent = std::move(agent);
-  options.log = [name](const std::string& line) { say(name + ": " + line); };
-  asio::co_spawn(loop, serve_daemon_session(std::move(stream), std::move(options)),
-                 [&loop](const std::exception_ptr& failure) {
-                   loop.stop();
-                   if (failure) std::terminate();
-                 });
+  peer.stream->move_to(loop.get_executor());
+  auto session = std::make_shared<DaemonSession>(loop.get_executor(), std::move(peer.stream), std::move(name),
+                                                 std::move(peer.who.job), std::move(agent));
+  asio::co_spawn(loop, DaemonSession::run(std::move(session)), [&loop](const std::exception_ptr& failure) {
+    loop.stop();
+    if (failure) std::terminate();
+  });
   loop.run();
   ::_exit(0);
 }
@@ -260,50 +255,33 @@ class DaemonListener {
   int run(DaemonListenerOptions options);
 
  private:
-  Result<> open(DaemonListenerOptions options);
   void await_signal();
   void reap();
-  void joined(std::unique_ptr<SecureStream> stream, const LinkIdentity& who, const asio::ip::address& peer);
+  void joined(JoinedPeer peer);
 
   asio::io_context loop_{1};
   std::string agent_;
-  std::string where_;
   asio::signal_set signals_;
   std::shared_ptr<SecureAcceptor> acceptor_;
   std::set<pid_t> sessions_;
 };
 
-Result<> DaemonListener::open(DaemonListenerOptions options) {
-  auto context = rendezvous::SecureContext::make();
-  if (!context) return context.error();
-  where_ = options.where;
-  rendezvous::SecureAcceptorOptions settings;
-  settings.where = options.where;
-  settings.token = std::move(options.token);
-  settings.admits = [](const LinkIdentity& who) -> std::optional<rendezvous::LinkRefusal> {
-    if (who.role == rendezvous::LinkRole::kMaster) return std::nullopt;
-    return rendezvous::LinkRefusal::kOtherRole;
-  };
-  rendezvous::SecureAcceptorCallbacks callbacks;
-  callbacks.on_joined = [this](std::unique_ptr<SecureStream> stream, const LinkIdentity& who,
-                               const asio::ip::address& peer) { joined(std::move(stream), who, peer); };
-  callbacks.on_note = say;
-  auto acceptor =
-      SecureAcceptor::start(loop_.get_executor(), std::move(*context), std::move(options.listener),
-                            std::move(settings), std::move(callbacks));
-  if (!acceptor) return acceptor.error();
-  acceptor_ = std::move(*acceptor);
-  return {};
-}
-
 int DaemonListener::run(DaemonListenerOptions options) {
   const std::string token =
       options.token.origin + " (check " + rendezvous::token_check(options.token.secret) + ")";
-  const auto opened = open(std::move(options));
-  if (!opened) {
-    say(opened.error().text);
+  rendezvous::SecureAcceptorOptions settings;
+  settings.listener = std::move(options.listener);
+  settings.where = options.where;
+  settings.token = std::move(options.token);
+  settings.awaited = rendezvous::LinkRole::kMaster;
+  settings.on_joined = [this](JoinedPeer peer) { joined(std::move(peer)); };
+  settings.on_note = say;
+  auto acceptor = SecureAcceptor::start(loop_.get_executor(), std::move(settings));
+  if (!acceptor) {
+    say(acceptor.error().text);
     return 110;
   }
+  acceptor_ = std::move(*acceptor);
   ::signal(SIGCHLD, SIG_DFL);
   for (const int number : kSignals) {
     struct sigaction action {};
@@ -311,7 +289,7 @@ int DaemonListener::run(DaemonListenerOptions options) {
     if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) signals_.add(number);
   }
   await_signal();
-  say("listening at " + where_ + " for masters with the token of " + token);
+  say("listening at " + options.where + " for masters with the token of " + token);
   loop_.run();
   return 0;
 }
@@ -341,21 +319,20 @@ void DaemonListener::reap() {
 
 /// Forks without exec, because the stream's state cannot be handed to another program. A single thread makes
 /// that safe. The listener drops its copy of the stream without a TLS goodbye.
-void DaemonListener::joined(std::unique_ptr<SecureStream> stream, const LinkIdentity& who,
-                            const asio::ip::address& peer) {
-  std::string name = "job " + who.job + " of " + peer.to_string();
+void DaemonListener::joined(JoinedPeer peer) {
+  std::string name = "job " + peer.who.job + " of " + peer.address.to_string();
   // Signal handlers write into a pipe of the listener, so none may run in the child.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
   const pid_t pid = ::fork();
-  if (pid == 0) become_session(std::move(stream), std::move(name), agent_, before);
+  if (pid == 0) become_session(std::move(peer), std::move(name), agent_, before);
   const int failed = errno;
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   if (pid < 0) return say(name + ": cannot start a process for it: " + std::strerror(failed));
   sessions_.insert(pid);
-  say(name + ": process " + std::to_string(pid) + " serves it as node " + who.node);
+  say(name + ": process " + std::to_string(pid) + " serves it as node " + peer.who.node);
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "rendezvous/link/link_token.h"
 #include "rendezvous/link/tcp_listener.h"
-#include "rendezvous/secure/link_token.h"
 
 namespace ddp::launcher {
 

@@ -14,12 +14,8 @@
 
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "launcher/link_protocol/daemon_frame.h"
-#include "launcher/links/daemon_link.h"
+#include "launcher/links/daemon_line.h"
 #include "remote/shells/command_shell.h"
-#include "rendezvous/identity/link_identity.h"
-#include "rendezvous/identity/link_refusal.h"
-#include "rendezvous/secure/secure_stream.h"
 
 namespace ddp::launcher {
 namespace {
@@ -90,10 +86,8 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
       if (!self->reader_.failure().empty()) {
         self->finish(self->broken(ErrorCode::kProtocol, "the daemon there sent " + self->reader_.failure()));
       } else if (error && !self->end_) {
-        ChannelEnd lost = self->broken(ErrorCode::kLinkLost, "the link to the daemon at " + self->where_ +
-                                                                 " broke: " + self->reason(error));
-        lost.closed_early = !self->greeted_;  // the daemon is restarting
-        self->finish(std::move(lost));
+        self->finish(self->broken(ErrorCode::kLinkLost, "the link to the daemon at " + self->where_ +
+                                                            " broke: " + self->reason(error)));
       }
       if ((size == buffer.size()) != (buffer.size() == kBusy))
         buffer = std::vector<char>(size == buffer.size() ? kBusy : kQuiet);
@@ -101,23 +95,11 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
   }
 
   void heed(const DaemonFrameReader::FramePiece& piece) {
-    if (piece.kind == DaemonFrame::kGreeting) {
-      greeted_ = true;
-      if (piece.number == kDaemonLinkVersion) return;
-      finish(broken(
-          ErrorCode::kAgentMismatch,
-          "the daemon at " + where_ + " runs another version of ddplaunch (its link has version " +
-              std::to_string(piece.number) + ", this one has " + std::to_string(kDaemonLinkVersion) +
-              "); install the same version there and restart it: systemctl --user restart ddplaunchd"));
-    } else if (piece.kind == DaemonFrame::kOutputEnd) {
+    if (piece.kind == DaemonFrame::kOutputEnd) {
       error_code ignored;
       link.shutdown(LocalSocket::shutdown_send, ignored);
     } else if (piece.kind == DaemonFrame::kEnded) {
-      finish(ChannelEnd{piece.number, std::nullopt});
-    } else if (piece.kind == DaemonFrame::kFailed) {
-      const std::string quoted = rendezvous::printable_start(piece.text, kMaxDaemonText);
-      finish(broken(ErrorCode::kAgentMissing,
-                    "the daemon could not start an agent there: " + quoted.substr(1, quoted.size() - 2)));
+      finish(ChannelEnd{piece.status, std::nullopt});
     }
   }
 
@@ -127,10 +109,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
                         error == asio::error::broken_pipe;
     if (!closed) return error.message();
     const std::string how = error == asio::error::eof ? "" : " (" + error.message() + ")";
-    return greeted_
-               ? "the node closed it" + how + "; check whether the daemon's session for this job was killed"
-               : "the node closed it before an agent was started" + how +
-                     "; the reason is in the daemon's log there (journalctl --user -u ddplaunchd)";
+    return "the node closed it" + how + "; check whether the daemon's session for this job was killed";
   }
 
   ChannelEnd broken(ErrorCode code, const std::string& text) const {
@@ -160,7 +139,6 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
   asio::steady_timer ended_;  ///< never expires; cancelled when `end_` is set
   asio::steady_timer patience_;
   std::optional<ChannelEnd> end_;
-  bool greeted_ = false;
 };
 
 class DaemonChannel final : public Channel {
@@ -204,26 +182,6 @@ Result<> connect_ends(LocalSocket& ours, LocalSocket& theirs) {
   return {};
 }
 
-using Clock = std::chrono::steady_clock;
-using asio::ip::tcp;
-using rendezvous::JoinOutcome;
-
-/// A restarting daemon listens again within this time. If no daemon listens, the user does not wait longer.
-constexpr std::chrono::seconds kRestartTime{5};
-constexpr std::chrono::milliseconds kFirstPause{100};
-constexpr std::chrono::milliseconds kLongestPause{1000};
-
-tcp::endpoint as_endpoint(const remote::Endpoint& endpoint) {
-  tcp::endpoint address;
-  std::memcpy(address.data(), &endpoint.address, endpoint.size);
-  address.resize(endpoint.size);
-  return address;
-}
-
-Error cancelled(const std::string& host) {
-  return Error{ErrorCode::kCancelled, host + ": cancelled", 0};
-}
-
 /// Adds to a connection error what it means for a daemon.
 Error daemon_error(const std::string& host, std::uint16_t port, Error error) {
   const std::string at_port = std::to_string(port);
@@ -256,58 +214,35 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
       std::move(pump), std::move(link), std::move(errors), std::move(address), port));
 }
 
-/// The state of connecting to one host.
-struct DaemonShell::ConnectTarget {
-  std::vector<remote::Endpoint> endpoints;
-  std::string where;  ///< host and port
-  rendezvous::JoinAs as;
-  remote::Deadline deadline;
-  std::string address;  ///< of the last endpoint that was tried
-};
+rendezvous::Resolve resolve_by(remote::Resolver& resolver, std::chrono::nanoseconds limit) {
+  using Endpoints = std::vector<asio::ip::tcp::endpoint>;
+  struct Query {
+    static Awaitable<Result<Endpoints>> ask(remote::Resolver* resolver, std::string host, std::uint16_t port,
+                                            remote::Deadline deadline) {
+      auto found = co_await resolver->resolve(std::move(host), port, AF_UNSPEC, deadline);
+      if (!found) co_return found.error();
+      Endpoints endpoints(found->size());
+      for (std::size_t i = 0; i < found->size(); ++i) {
+        endpoints[i].resize((*found)[i].size);
+        std::memcpy(endpoints[i].data(), &(*found)[i].address, (*found)[i].size);
+      }
+      co_return endpoints;
+    }
+  };
+  return [&resolver, limit](std::string host, std::uint16_t port, remote::Deadline deadline) {
+    return Query::ask(&resolver, std::move(host), port,
+                      std::min<remote::Deadline>(deadline, std::chrono::steady_clock::now() + limit));
+  };
+}
 
 DaemonShell::DaemonShell(const asio::any_io_executor& loop,
                          std::shared_ptr<const rendezvous::SecureContext> context, Options options)
-    : loop_(loop),
-      context_(std::move(context)),
-      options_(std::move(options)),
-      token_check_(rendezvous::token_check(options_.token.secret)),
-      resolver_(loop) {}
+    : loop_(loop), context_(std::move(context)), options_(std::move(options)), resolver_(loop) {}
 
 Result<std::unique_ptr<DaemonShell>> DaemonShell::make(const asio::any_io_executor& loop, Options options) {
   auto context = rendezvous::SecureContext::make();
   if (!context) return context.error();
   return std::unique_ptr<DaemonShell>(new DaemonShell(loop, std::move(*context), std::move(options)));
-}
-
-Result<rendezvous::JoinAs> DaemonShell::join_as(const std::string& host) const {
-  rendezvous::JoinAs as;
-  as.role = rendezvous::LinkRole::kMaster;
-  as.job = options_.job;
-  as.node = rendezvous::link_name_of(host);
-  auto key = rendezvous::link_key(options_.token.secret, as.role, as.job, as.node);
-  if (!key) return key.error();
-  as.key = std::move(*key);
-  as.token_origin = options_.token.origin;
-  as.token_check = token_check_;
-  return as;
-}
-
-/// Tries each address once, with its share of the time, so that a cancelled start ends with the current
-/// address.
-Awaitable<JoinOutcome> DaemonShell::try_all(std::shared_ptr<ConnectTarget> connect_target) {
-  JoinOutcome outcome;
-  const std::size_t count = connect_target->endpoints.size();
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto now = Clock::now();
-    const auto share = now + (connect_target->deadline - now) / static_cast<long>(count - i);
-    connect_target->address = connect_target->endpoints[i].host;
-    std::vector<tcp::endpoint> one{as_endpoint(connect_target->endpoints[i])};
-    outcome = co_await rendezvous::secure_connect(context_, std::move(one), connect_target->where,
-                                                  connect_target->as, share);
-    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-    if (outcome.stream || !outcome.try_again || state.cancelled() != asio::cancellation_type::none) break;
-  }
-  co_return outcome;
 }
 
 Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Host host,
@@ -319,37 +254,19 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
                                            ": a daemon starts its own ddplaunchd and no wrapper; run "
                                            "the daemon inside the container, or use --launcher ssh"};
   }
-  const std::string target = host.address.empty() ? host.name : host.address;
-  const std::uint16_t port = host.port != 0 ? host.port : options_.port;
-  auto as = join_as(host.name);
+  rendezvous::LinkGoal goal;
+  goal.host = host.address.empty() ? host.name : host.address;
+  goal.port = host.port != 0 ? host.port : options_.port;
+  goal.hello = options_.hello;
+  auto as = rendezvous::join_as(options_.token, rendezvous::LinkRole::kMaster, options_.job,
+                                rendezvous::link_name_of(host.name));
   if (!as) co_return within(host.name, as.error());
-  auto found = co_await resolver_.resolve(target, port, AF_UNSPEC, deadline);
-  if (!found) co_return within(host.name, found.error());
-  auto connect_target = std::make_shared<ConnectTarget>();
-  connect_target->endpoints = std::move(*found);
-  connect_target->where = format_endpoint(target, port);
-  connect_target->as = std::move(*as);
-  connect_target->deadline = deadline;
-
-  std::minstd_rand random(std::random_device{}());
-  const auto patient_until = std::min(deadline, Clock::now() + kRestartTime);
-  std::chrono::milliseconds pause = kFirstPause;
-  for (;;) {
-    JoinOutcome outcome = co_await try_all(connect_target);
-    asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-    if (state.cancelled() != asio::cancellation_type::none) co_return cancelled(host.name);
-    if (outcome.stream) {
-      co_return make_daemon_channel(loop_, std::move(outcome.stream), host.name, connect_target->where,
-                                    connect_target->address, port);
-    }
-    const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
-    if (!outcome.try_again || Clock::now() + wait >= patient_until)
-      co_return daemon_error(host.name, port, std::move(outcome.error));
-    co_await pause_for(loop_, wait);
-    state = co_await asio::this_coro::cancellation_state;
-    if (state.cancelled() != asio::cancellation_type::none) co_return cancelled(host.name);
-    pause = std::min(2 * pause, kLongestPause);
-  }
+  goal.as = std::move(*as);
+  const rendezvous::Resolve resolve = resolve_by(resolver_, deadline - std::chrono::steady_clock::now());
+  rendezvous::JoinOutcome outcome = co_await rendezvous::secure_join(context_, resolve, goal, deadline);
+  if (!outcome.stream) co_return daemon_error(host.name, goal.port, std::move(outcome.error));
+  co_return make_daemon_channel(loop_, std::move(outcome.stream), host.name,
+                                format_endpoint(goal.host, goal.port), std::move(outcome.address), goal.port);
 }
 
 }  // namespace ddp::launcher

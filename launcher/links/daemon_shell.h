@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -7,11 +8,10 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "launcher/link_protocol/daemon_frame.h"
+#include "launcher/links/daemon_frame.h"
 #include "remote/shells/remote_shell.h"
 #include "remote/start/resolver.h"
-#include "rendezvous/secure/link_token.h"
-#include "rendezvous/secure/secure_link.h"
+#include "rendezvous/link/secure_link.h"
 
 namespace ddp::launcher {
 
@@ -23,6 +23,10 @@ Result<std::unique_ptr<remote::Channel>> make_daemon_channel(const asio::any_io_
                                                              std::string host, std::string where,
                                                              std::string address, std::uint16_t port);
 
+/// Returns a function that asks the name service for the addresses of a host, at most for `limit` each time.
+/// The resolver must outlive it.
+rendezvous::Resolve resolve_by(remote::Resolver& resolver, std::chrono::nanoseconds limit);
+
 /// Reaches nodes that run `ddplaunchd --listen` (docs/users/daemon.md), over TLS with the token that all
 /// share. The daemon starts the ddplaunchd beside it, regardless of the command line; a wrapper is refused. A
 /// host's port is the daemon's. SSH's user, identity and jump host are not used.
@@ -31,6 +35,7 @@ class DaemonShell final : public remote::RemoteShell {
   struct Options {
     rendezvous::LinkToken token;
     std::string job;                   ///< a result of rendezvous::link_name_of
+    rendezvous::LinkHello hello;       ///< of this program
     std::uint16_t port = kDaemonPort;  ///< for hosts without a port of their own
   };
 
@@ -42,17 +47,12 @@ class DaemonShell final : public remote::RemoteShell {
   const char* intermediary() const override { return "the daemon there"; }
 
  private:
-  struct ConnectTarget;
-
   DaemonShell(const asio::any_io_executor& loop, std::shared_ptr<const rendezvous::SecureContext> context,
               Options options);
-  Awaitable<rendezvous::JoinOutcome> try_all(std::shared_ptr<ConnectTarget> intermediary);
-  Result<rendezvous::JoinAs> join_as(const std::string& host) const;
 
   asio::any_io_executor loop_;
   std::shared_ptr<const rendezvous::SecureContext> context_;
   Options options_;
-  std::string token_check_;
   remote::Resolver resolver_;
 };
 

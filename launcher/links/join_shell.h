@@ -11,79 +11,68 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "launcher/link_protocol/join_table.h"
+#include "launcher/links/join_table.h"
 #include "remote/shells/remote_shell.h"
-#include "rendezvous/link/tcp_listener.h"
-#include "rendezvous/secure/link_token.h"
-#include "rendezvous/secure/secure_link.h"
+#include "rendezvous/link/secure_link.h"
 
 namespace ddp::launcher {
 
-/// The remote stream of a SecureChannel. The owner uses it directly, or it carries the bytes between a local
-/// socket and the remote stream in both directions. It outlives the channel until the last bytes are sent. It
-/// holds a buffer only while bytes are in transit, and reads on only when the previous bytes were taken. Loop
-/// thread.
+/// The TLS stream of a joined node, shared by its SecureChannel and the table of nodes. Loop thread.
 class SecureLine : public std::enable_shared_from_this<SecureLine> {
  public:
-  using Socket = remote::Channel::Socket;
   using Clock = std::chrono::steady_clock;
 
   SecureLine(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream);
-  /// Starts to carry bytes; returns the owner's end of the local socket. Error kSystem: out of descriptors.
-  Result<Socket> carry();
-  /// For an owner that needs no socket: call instead of carry().
-  std::unique_ptr<ByteStream> direct();
+  /// Reads ahead until the owner reads, so that the end of a node that waits is noticed.
+  void watch() { spawn(arrived_.get_executor(), read_ahead(shared_from_this())); }
+  /// The stream for the owner. As on a socket, every end is an end of file; the channel's end() knows more.
+  std::unique_ptr<ByteStream> stream();
 
-  /// Returns whether the end of the remote stream was passed on.
+  /// Returns whether the end of the stream was seen.
   bool ended() const { return ended_; }
-  /// The reason, unless the stream ended cleanly.
-  const std::optional<Error>& broken() const { return broken_; }
   /// `handler` is called once at the stream's end, even if the channel was destroyed before.
   void on_end(std::function<void()> handler) { on_end_ = std::move(handler); }
   /// When the last byte arrived from the peer.
   Clock::time_point last_heard() const { return last_heard_; }
   /// Ends the stream for the reason `why`, which the channel's end() then reports.
   void cut(Error why);
+  /// Call when the owner has nothing more to send or to receive.
+  void close();
 
  private:
   friend class SecureChannel;
-  class Direct;
+  class Owned;
 
-  static Awaitable<> inbound(std::shared_ptr<SecureLine> self);
-  static Awaitable<> outbound(std::shared_ptr<SecureLine> self);
-  Awaitable<> write_whole(const char* bytes, std::size_t size);
-  void close();
+  static Awaitable<> read_ahead(std::shared_ptr<SecureLine> self);
+  Awaitable<ByteStream::Transferred> read_some(asio::mutable_buffer buffer);
   void finish(const error_code& error);
-  void drop();
 
   std::unique_ptr<ByteStream> stream_;
-  Socket local_;                 ///< not open: nothing is carried
-  asio::steady_timer over_;      ///< never expires; cancelled at the end
-  asio::steady_timer patience_;  ///< limits how long the peer may take for the last bytes
+  asio::steady_timer over_;     ///< never expires; cancelled at the end
+  asio::steady_timer arrived_;  ///< never expires; cancelled when read_ahead() has read or has ended
+  std::string early_;           ///< read ahead
   std::function<void()> on_end_;
-  std::optional<Error> broken_;
+  std::optional<Error> broken_;  ///< why the stream ended, unless it ended cleanly
   Clock::time_point last_heard_ = Clock::now();
+  bool reading_ahead_ = false;
+  bool opened_ = false;  ///< the owner reads
+  bool closed_ = false;  ///< by the owner
   bool ended_ = false;
-  bool unheard_ = false;  ///< a write failed: the peer receives nothing more
-  bool dropped_ = false;  ///< the channel was destroyed
-  bool silent_ = false;   ///< its owner sends nothing more
 };
 
-/// A link to a node over a proven TLS stream (or any other ByteStream), as a remote::Channel, for per-node
-/// mode. It does not carry the agent's stderr, so errors() is not open. stream() is the remote stream itself,
-/// so that a link costs one descriptor, even for a master of thousands of nodes. link() makes local sockets;
-/// the peer's end is then noticed even if no one reads. The destructor does not block: bytes written before
-/// are still sent, within 2 s.
+/// A node that has joined over TLS (or any other ByteStream), as a remote::Channel, for per-node mode. Its
+/// owner uses stream(), so that a link costs one descriptor, even for a master of thousands of nodes: link()
+/// and errors() are never open. The destructor closes the stream.
 class SecureChannel final : public remote::Channel {
  public:
   /// `address` is the peer's, numeric.
   SecureChannel(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream, std::string address);
-  ~SecureChannel() override;
+  ~SecureChannel() override { line_->close(); }
 
   std::string address() const override { return address_; }
-  Socket& link() override;  ///< not open: out of descriptors
-  std::unique_ptr<ByteStream> stream() override;
-  Socket& errors() override { return errors_; }
+  Socket& link() override { return none_; }
+  Socket& errors() override { return none_; }
+  std::unique_ptr<ByteStream> stream() override { return line_->stream(); }
   Awaitable<remote::ChannelEnd> end() override;
 
   /// For an owner that gives the channel away and must end it later.
@@ -91,39 +80,9 @@ class SecureChannel final : public remote::Channel {
 
  private:
   std::shared_ptr<SecureLine> line_;
-  Socket link_;
-  Socket errors_;  ///< never open
+  Socket none_;
   std::string address_;
 };
-
-/// The master that a node joins, and the node's identity.
-struct JoinGoal {
-  std::string host;  ///< MASTER_ADDR
-  std::uint16_t port = 0;
-  rendezvous::JoinAs as;
-  JoinRequest request;
-};
-
-/// A link on which the master has assigned a slot to this node. The agent's hello line comes next.
-struct JoinedLink {
-  std::unique_ptr<ByteStream> stream;
-  int rank = 0;
-  std::string job_id;  ///< the job's name at the master
-};
-
-/// Joins a job's master over TCP (per-node mode). Waits until `deadline` for a master that does not listen
-/// yet. A slot that is taken is requested again for some seconds, because the master may not miss the
-/// replaced process yet. Errors: those of secure_join; kUsage if the master has no slot for this node;
-/// kAgentMismatch for another version. `goal` and `resolve` must outlive the call.
-Awaitable<Result<JoinedLink>> join_master(std::shared_ptr<const rendezvous::SecureContext> context,
-                                          const rendezvous::Resolve& resolve, const JoinGoal& goal,
-                                          std::chrono::steady_clock::time_point deadline);
-
-/// Writes all of `bytes`; for the few lines before the framed protocol.
-Awaitable<error_code> write_line(ByteStream& stream, std::string bytes);
-/// Reads the next line without its newline, at most kMaxJoinLine bytes. The peer must wait for an answer
-/// before it sends more. Error kLinkLost with sys 0: the link ended before its first byte.
-Awaitable<Result<std::string>> read_line(ByteStream& stream);
 
 /// Per-node mode: the hosts of a job are not reached, but join by themselves. open() of "node3" waits until
 /// the ddplaunch of that node has joined at the control port, and returns its link. The command line is not

@@ -40,13 +40,10 @@
 #include "base/program.h"
 #include "base/result.h"
 #include "base/step_durations.h"
-#include "launcher/link_protocol/join_table.h"
-#include "launcher/links/join_shell.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"
 #include "rendezvous/link/connection.h"
-#include "rendezvous/secure/link_token.h"
-#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/link/secure_link.h"
 
 namespace {
 
@@ -142,7 +139,7 @@ Awaitable<std::unique_ptr<SecureStream>> joined(Swarm* swarm, SwarmAgent* agent)
       SecureStream::Start start{Descriptor(swarm->loop, fd), identity, std::move(*session)};
       auto stream = SecureStream::make(swarm->context, SecureStream::TlsRole::kClient, std::move(start));
       const HandshakeEnd end = co_await (*stream)->handshake();
-      if (end.kind == HandshakeEnd::Kind::kDone) co_return std::move(*stream);
+      if (!end.refusal) co_return std::move(*stream);
     }
     timer.expires_after(pause / 2 + std::chrono::milliseconds(swarm->random() % (pause.count() / 2 + 1)));
     co_await timer.async_wait(kUseTuple);
@@ -286,16 +283,16 @@ Awaitable<> write_link(Connection* link) {
 
 Awaitable<> serve(Swarm* swarm, SwarmAgent* agent) {
   auto stream = co_await joined(swarm, agent);
-  launcher::JoinRequest request{static_cast<int>(kProtocolVersion), std::string(version()), agent->rank,
-                                swarm->nodes};
-  (void)co_await launcher::write_line(*stream, launcher::request_line(request));
-  const auto line = co_await launcher::read_line(*stream);
+  const LinkHello request{static_cast<int>(kProtocolVersion), std::string(version()), agent->rank,
+                          swarm->nodes};
+  (void)co_await write_line(*stream, hello_line(request));
+  const auto line = co_await read_line(*stream);
   if (!line) fail("no answer: " + line.error().text);
-  const auto answer = launcher::parse_answer(*line);
+  const auto answer = parse_answer(*line);
   if (!answer || !answer->rank) fail("refused: " + *line);
   if (++swarm->joined == swarm->count) print_event("joined");
   const remote::AgentHello greeting{request.protocol, request.version};
-  (void)co_await launcher::write_line(*stream, remote::hello_line(greeting));
+  (void)co_await write_line(*stream, remote::hello_line(greeting));
   agent->stream = stream.get();
   agent->link = std::make_unique<Connection>(swarm->loop.get_executor(), std::move(stream));
   asio::co_spawn(swarm->loop, write_link(agent->link.get()), [](const std::exception_ptr& e) {

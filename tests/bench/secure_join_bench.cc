@@ -36,8 +36,7 @@
 #include <vector>
 
 #include "rendezvous/link/connection.h"
-#include "rendezvous/secure/secure_link.h"
-#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/link/secure_link.h"
 
 namespace {
 
@@ -98,7 +97,9 @@ Awaitable<> join_some(Joiner* all) {
         all->context, SecureStream::TlsRole::kClient,
         {asio::posix::stream_descriptor(all->loop, socket.release()), who(), key_of_all()});
     const HandshakeEnd end = co_await (*stream)->handshake();
-    if (end.kind != HandshakeEnd::Kind::kDone) fail("a join failed: " + end.detail + end.error.message());
+    if (end.refusal) fail("a join failed: " + end.detail);
+    std::string hello = hello_line({1, "0.1.0"});
+    (void)co_await write_line(**stream, std::move(hello));
     if (all->hold)
       all->held.push_back(std::move(*stream));
     else
@@ -106,17 +107,13 @@ Awaitable<> join_some(Joiner* all) {
   }
 }
 
-/// Joins, and joins again if the server dropped the connection before it read the last bytes of the
-/// handshake.
-Awaitable<> join_at_once(Joiner* all, const JoinAs* as) {
-  for (;;) {
-    const Resolve by_address = address_only;
-    auto joined = co_await secure_join(all->context, by_address, "127.0.0.1", all->port, *as,
-                                       std::chrono::steady_clock::now() + std::chrono::minutes(2));
-    if (!joined) fail(joined.error().text);
-    char byte = 0;
-    (void)co_await (*joined)->read_some(asio::buffer(&byte, 1));
-  }
+Awaitable<> join_at_once(Joiner* all, const LinkGoal* goal) {
+  const Resolve by_address = address_only;
+  auto joined = co_await secure_join(all->context, by_address, *goal,
+                                     std::chrono::steady_clock::now() + std::chrono::minutes(2));
+  if (!joined.stream) fail(joined.error.text);
+  char byte = 0;
+  (void)co_await joined.stream->read_some(asio::buffer(&byte, 1));
 }
 
 /// Forks a child in which `count` nodes join at once. The child runs until it is killed.
@@ -128,12 +125,11 @@ pid_t start_storm(std::uint16_t port, int count) {
   if (::getppid() != parent) ::_exit(1);
   Joiner joiner;
   joiner.port = port;
-  const Secret token{std::string_view(kToken)};
-  const JoinAs as{LinkRole::kAgent, "bench",
-                  "gpu02",          link_key(token, LinkRole::kAgent, "bench", "gpu02").value(),
-                  "here",           "000000"};
+  const LinkToken token{Secret{std::string_view(kToken)}, "here"};
+  const LinkGoal goal{
+      "127.0.0.1", port, join_as(token, LinkRole::kAgent, "bench", "gpu02").value(), {1, "0.1.0"}};
   for (int i = 0; i < count; ++i)
-    asio::co_spawn(joiner.loop, join_at_once(&joiner, &as), [](const std::exception_ptr& e) {
+    asio::co_spawn(joiner.loop, join_at_once(&joiner, &goal), [](const std::exception_ptr& e) {
       if (e) fail("exception");
     });
   joiner.loop.run();
@@ -188,19 +184,21 @@ struct Ours final : Server {
     auto listener = listen_tcp(ListenScope::kLoopback, 0).value();
     number = listener.port;
     SecureAcceptorOptions options;
+    options.listener = std::move(listener);
     options.where = "the bench's port";
     options.token = make_token(kToken, "here").value();
     options.limits.silent_per_address = options.limits.waiting;  // all nodes share one address here
-    SecureAcceptorCallbacks callbacks;
-    callbacks.on_joined = [this](std::unique_ptr<ByteStream> stream, const LinkIdentity&,
-                                 const asio::ip::address&) {
-      ++joined;
-      if (keeps) keep(std::move(stream));
+    options.on_joined = [this](JoinedPeer peer) {
+      asio::co_spawn(loop, answer(this, std::move(peer.stream)), asio::detached);
     };
-    callbacks.on_note = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
-    acceptor = SecureAcceptor::start(loop.get_executor(), SecureContext::make().value(), std::move(listener),
-                                     std::move(options), std::move(callbacks))
-                   .value();
+    options.on_note = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+    acceptor = SecureAcceptor::start(loop.get_executor(), std::move(options)).value();
+  }
+  static Awaitable<> answer(Ours* self, std::unique_ptr<ByteStream> stream) {
+    std::string line = answer_line({1, "bench"});
+    (void)co_await write_line(*stream, std::move(line));
+    ++self->joined;
+    if (self->keeps) self->keep(std::move(stream));
   }
   std::uint16_t port() override { return number; }
   void keep(std::unique_ptr<ByteStream> stream) {

@@ -1,13 +1,14 @@
-// Parses arbitrary bytes as the join request of a node and as the master's answer. A parsed line must be
+// Parses arbitrary bytes as the hello of the end that connects and as the answer. A parsed line must be
 // within its limits, and must survive a round trip of writing and parsing.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
-#include "launcher/link_protocol/join_table.h"
+#include "launcher/links/join_table.h"
 
 using namespace ddp::launcher;
+using namespace ddp::rendezvous;
 
 namespace {
 
@@ -21,11 +22,11 @@ std::string without_end(std::string line) {
   return line;
 }
 
-void request(std::string_view line) {
-  const auto read = parse_request(line);
+void hello(std::string_view line) {
+  const auto read = parse_hello(line);
   if (!read) return;
   require(read->protocol >= 0 && read->nodes >= 0 && read->rank.value_or(0) >= 0);
-  const auto again = parse_request(without_end(request_line(*read)));
+  const auto again = parse_hello(without_end(hello_line(*read)));
   require(again && again->protocol == read->protocol && again->version == read->version &&
           again->rank == read->rank && again->nodes == read->nodes);
 }
@@ -35,7 +36,7 @@ void answer(std::string_view line) {
   if (!read) return;
   require(read->rank.value_or(0) >= 0);
   const std::string written = without_end(answer_line(*read));
-  require(written.size() <= kMaxJoinLine || read->rank);
+  require(written.size() <= kMaxHelloLine || read->rank);
   const auto again = parse_answer(written);
   require(again && again->rank == read->rank && again->job_id == read->job_id &&
           again->refusal == read->refusal);
@@ -47,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string bytes(reinterpret_cast<const char*>(data), size);
   for (const std::string& line :
        {bytes, "ddplaunch-join " + bytes, "ddplaunch-slot " + bytes, "ddplaunch-refused taken " + bytes}) {
-    request(line);
+    hello(line);
     answer(line);
   }
   const auto rank = join_host_rank(bytes);

@@ -5,9 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/identity/link_identity.h"
-#include "rendezvous/identity/link_refusal.h"
-#include "tests/unit/rendezvous/identity/client_hello_bytes.h"
+#include "rendezvous/link/link_hello.h"
+#include "tests/unit/rendezvous/link/client_hello_bytes.h"
 
 using namespace ddp::rendezvous;
 
@@ -18,20 +17,20 @@ void require(bool holds) {
 }
 
 void parsed(std::string_view bytes) {
-  using Kind = ParsedClientHello::Kind;
   bytes = bytes.substr(0, kMaxClientHello);
   const ParsedClientHello whole = parse_client_hello(bytes);
-  if (whole.kind == Kind::kOffer) {
+  if (whole.complete) {
     require(!whole.identity.empty() && whole.identity.data() > bytes.data() &&
             whole.identity.data() + whole.identity.size() < bytes.data() + bytes.size());
   }
-  require((whole.kind == Kind::kOtherTls) == !whole.why.empty());
+  require((whole.refusal == LinkRefusal::kOtherTls) == !whole.why.empty());
   // The reader stops at the first verdict, so a prefix must be undecided or give the same verdict. Only bytes
   // behind an offer may still change the verdict.
   for (std::size_t size = 0; size < bytes.size(); size += 1 + bytes.size() / 16) {
     const ParsedClientHello part = parse_client_hello(bytes.substr(0, size));
-    require(part.kind == Kind::kNeedsMore || part.kind == whole.kind ||
-            (part.kind == Kind::kOffer && whole.why == "it does not wait for an answer"));
+    require((!part.complete && !part.refusal) ||
+            (part.complete == whole.complete && part.refusal == whole.refusal) ||
+            (part.complete && whole.why == "it does not wait for an answer"));
   }
 }
 
@@ -49,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   parsed(bytes);
   read(bytes);
-  read("ddplaunch-link/1 " + std::string(bytes));
+  read("ddplaunch-link/2 " + std::string(bytes));
   // Place the bytes where the parser reads them: as identity, as extensions, and over a valid ClientHello.
   ddp::test::HelloBytes hello;
   hello.identity = bytes.substr(0, 300);

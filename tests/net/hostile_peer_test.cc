@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/link/link_hello.h"
 #include "tests/net/secure_link_world.h"
-#include "tests/unit/rendezvous/identity/client_hello_bytes.h"
+#include "tests/unit/rendezvous/link/client_hello_bytes.h"
 
 namespace ddp::test {
 namespace {
@@ -43,7 +43,7 @@ TEST_CASE("malformed hellos get an alert and no TLS session") {
   };
   GuardedPort port;
   HelloBytes version;
-  version.identity = "ddplaunch-link/2 agent job1 gpu02 00";
+  version.identity = "ddplaunch-link/1 agent job1 gpu02 00";
   CHECK(answer_to(port, version.record()) == alert(70));
   HelloBytes foreign;
   foreign.identity = "Client_identity";
@@ -103,7 +103,7 @@ TEST_CASE("a node joins during a flood of silent connections, and the flood uses
     flood.emplace_back(port.port, static_cast<std::uint8_t>(2 + i % 20));
   std::size_t most = 0;
   std::optional<JoinOutcome> outcome;
-  const JoinAs as = port.joiner();
+  const LinkGoal as = port.joiner();
   port.start_join(as, outcome);
   REQUIRE(port.run_until([&] {
     most = std::max(most, port.acceptor->waiting());
@@ -157,7 +157,7 @@ TEST_CASE("silent connections that fill an address's share cannot keep a node of
   GuardedPort port(limits);
   std::vector<RawPeer> silent;
   std::optional<JoinOutcome> outcome;
-  const JoinAs as = port.joiner();
+  const LinkGoal as = port.joiner();
   std::size_t renewed = 0;
   auto join_at = Clock::now() + 200ms;
   REQUIRE(port.run_until([&] {
@@ -232,7 +232,7 @@ TEST_CASE("a replayed join is refused, and a changed byte ends the link") {
   GuardedPort port;
   Middle middle(port);
   std::optional<JoinOutcome> outcome;
-  const JoinAs as = port.joiner();
+  const LinkGoal as = port.joiner();
   port.start_join(as, outcome, 15s, middle.front.port);
   middle.accept();
   REQUIRE(port.run_until([&] {
@@ -241,7 +241,7 @@ TEST_CASE("a replayed join is refused, and a changed byte ends the link") {
   }));
   REQUIRE(outcome->stream);
   const std::string recorded = middle.up;
-  CHECK(recorded.find("ddplaunch-link/1 agent job1 gpu02 ") != std::string::npos);
+  CHECK(recorded.find("ddplaunch-link/2 agent job1 gpu02 ") != std::string::npos);
   CHECK(recorded.find(kToken) == std::string::npos);
 
   ReceivedBytes heard;
@@ -305,7 +305,7 @@ JoinOutcome join_impostor(GuardedPort& port, int version) {
   RawPort impostor;
   impostor.listen();
   std::optional<JoinOutcome> outcome;
-  const JoinAs as = port.joiner();
+  const LinkGoal as = port.joiner();
   port.start_join(as, outcome, 15s, impostor.port);
   const RawPeer node = impostor.accept(port);
   const auto context = server_with_certificate(version);
@@ -334,12 +334,12 @@ JoinOutcome join_answered(GuardedPort& port, std::string_view bytes, std::chrono
   RawPort other;
   other.listen();
   std::optional<JoinOutcome> outcome;
-  const JoinAs as = port.joiner();
+  const LinkGoal as = port.joiner();
   port.start_join(as, outcome, limit, other.port);
   RawPeer node = other.accept(port);
   std::string hello;
   REQUIRE(port.run_until([&] { return !(hello += node.hear()).empty() || outcome; }));
-  CHECK(parse_client_hello(hello).kind == ParsedClientHello::Kind::kOffer);
+  CHECK(parse_client_hello(hello).complete);
   if (bytes == "reflect")
     CHECK(node.say(hello));
   else if (!bytes.empty())
@@ -353,13 +353,14 @@ TEST_CASE("a node reports what answers instead of the master") {
   const JoinOutcome web = join_answered(port, "HTTP/1.1 400 Bad Request\r\n\r\n");
   CHECK(web.error.code == ErrorCode::kAgentMismatch);
   CHECK(web.error.text ==
-        "the program that answers at gpu01 (127.0.0.1) is not ddplaunch with a token. Check MASTER_ADDR and "
-        "MASTER_PORT, "
-        "and that the other side was not started with --insecure (it sent \"HTTP/1.1 400 Bad Request\")");
+        "the program that answers at " + port.where() +
+            " is not ddplaunch with a token. Check MASTER_ADDR and "
+            "MASTER_PORT, "
+            "and that the other side was not started with --insecure (it sent \"HTTP/1.1 400 Bad Request\")");
   CHECK_FALSE(join_answered(port, "reflect").stream);
   const JoinOutcome silent = join_answered(port, "", 300ms);
   CHECK(silent.error.code == ErrorCode::kTimeout);
-  CHECK(silent.error.text == "gpu01 (127.0.0.1) accepted the connection but did not answer in time");
+  CHECK(silent.error.text == port.where() + " accepted the connection but did not answer in time");
 }
 
 TEST_CASE("an unauthenticated connection costs little memory") {

@@ -53,27 +53,23 @@ struct Job {
 
 /// A node that joins.
 struct Node {
-  JoinGoal goal;
-  std::optional<Result<JoinedLink>> outcome;
+  rendezvous::LinkGoal goal;
+  std::optional<rendezvous::JoinOutcome> outcome;
 
   Node(Job& job, std::optional<int> rank, const std::string& name = "gpu01") {
-    const Secret secret{std::string_view(kToken)};
     goal.host = "127.0.0.1";
     goal.port = job.port;
-    goal.as = {rendezvous::LinkRole::kAgent,
-               "job1",
-               name,
-               rendezvous::link_key(secret, rendezvous::LinkRole::kAgent, "job1", name).value(),
-               "a test",
-               ""};
-    goal.request = {1, "0.1.0", rank, 3};
+    const auto token = rendezvous::make_token(kToken, "a test").value();
+    goal.as = rendezvous::join_as(token, rendezvous::LinkRole::kAgent, "job1", name).value();
+    goal.hello = {1, "0.1.0", rank, 3};
     job.run(join(this, &job));
   }
   static Awaitable<> join(Node* self, Job* job) {
-    auto joined = co_await join_master(job->context, job->resolve, self->goal, Clock::now() + 20s);
+    auto joined =
+        co_await rendezvous::secure_join(job->context, job->resolve, self->goal, Clock::now() + 20s);
     self->outcome = std::move(joined);
   }
-  ByteStream& stream() { return *(*outcome)->stream; }
+  ByteStream& stream() { return *outcome->stream; }
 };
 
 /// An open() call of the master.
@@ -98,9 +94,9 @@ TEST_CASE("open() waits for the node with its rank, and returns the node's link"
   Opening two(job, "node2");
   Node first(job, 1);
   REQUIRE(job.run_until([&] { return first.outcome.has_value(); }));
-  REQUIRE(first.outcome->has_value());
-  CHECK((*first.outcome)->rank == 1);
-  CHECK((*first.outcome)->job_id == "run7");
+  REQUIRE(first.outcome->stream);
+  CHECK(first.outcome->answer.rank == 1);
+  CHECK(first.outcome->answer.job_id == "run7");
   CHECK(!two.outcome);
   Node second(job, 2);
   REQUIRE(job.run_until([&] { return second.outcome && two.outcome; }));
@@ -109,12 +105,13 @@ TEST_CASE("open() waits for the node with its rank, and returns the node's link"
 
   struct Talk {
     static Awaitable<> say(ByteStream* stream, bool* said) {
-      const error_code failed = co_await write_line(*stream, "ddplaunchd-hello 1 0.1.0\n");
+      const error_code failed = co_await rendezvous::write_line(*stream, "ddplaunchd-hello 1 0.1.0\n");
       *said = !failed;
     }
     static Awaitable<> hear(remote::Channel* channel, std::string* heard) {
       std::array<char, 100> buffer;
-      const auto [error, count] = co_await channel->link().async_read_some(asio::buffer(buffer), kUseTuple);
+      const auto stream = channel->stream();
+      const auto [error, count] = co_await stream->read_some(asio::buffer(buffer));
       heard->assign(buffer.data(), error ? 0 : count);
     }
   };
@@ -126,6 +123,43 @@ TEST_CASE("open() waits for the node with its rank, and returns the node's link"
   CHECK(heard == "ddplaunchd-hello 1 0.1.0\n");
 }
 
+TEST_CASE("what a waiting node sends is kept until its link is opened") {
+  Job job;
+  Node node(job, 1);
+  REQUIRE(job.run_until([&] { return node.outcome.has_value(); }));
+  std::string sent;
+  for (int i = 0; i < 20'000; ++i)
+    sent += static_cast<char>(i * 2654435761u >> 13);
+  struct Talk {
+    static Awaitable<> say(ByteStream* stream, std::string text, bool* said) {
+      *said = !co_await rendezvous::write_line(*stream, std::move(text));
+    }
+    static Awaitable<> hear(ByteStream* stream, std::size_t wanted, std::string* heard) {
+      std::array<char, 700> buffer;
+      while (heard->size() < wanted) {
+        const auto [error, count] = co_await stream->read_some(asio::buffer(buffer));
+        if (error) co_return;
+        heard->append(buffer.data(), count);
+      }
+    }
+  };
+  bool said = false;
+  job.run(Talk::say(&node.stream(), sent, &said));
+  REQUIRE(job.run_until([&] { return said; }));
+  job.loop.restart();
+  job.loop.run_for(100ms);
+  Opening opening(job, "node1");
+  REQUIRE(job.run_until([&] { return opening.outcome.has_value(); }));
+  const auto stream = opening.channel().stream();
+  std::string heard;
+  job.run(Talk::hear(stream.get(), 2 * sent.size(), &heard));
+  REQUIRE(job.run_until([&] { return heard.size() == sent.size(); }));
+  bool more_said = false;
+  job.run(Talk::say(&node.stream(), sent, &more_said));
+  REQUIRE(job.run_until([&] { return heard.size() == 2 * sent.size(); }));
+  CHECK(heard == sent + sent);
+}
+
 TEST_CASE("a node that joins again after its end is a new incarnation") {
   Job job;
   Node first(job, 1);
@@ -135,7 +169,7 @@ TEST_CASE("a node that joins again after its end is a new incarnation") {
   first.stream().close();
   Node second(job, 1);
   REQUIRE(job.run_until([&] { return second.outcome && again.outcome; }));
-  CHECK(second.outcome->has_value());
+  CHECK(second.outcome->stream);
   CHECK(again.outcome->has_value());
 }
 
@@ -145,10 +179,10 @@ TEST_CASE("a waiting process is replaced by the next process of its own machine"
   REQUIRE(job.run_until([&] { return first.outcome.has_value(); }));
   Node second(job, 1);
   REQUIRE(job.run_until([&] { return second.outcome.has_value(); }));
-  CHECK(second.outcome->has_value());
+  CHECK(second.outcome->stream);
   struct Listen {
     static Awaitable<> to_end(ByteStream* stream, bool* ended) {
-      const auto line = co_await read_line(*stream);
+      const auto line = co_await rendezvous::read_line(*stream);
       *ended = !line;
     }
   };
@@ -161,11 +195,11 @@ TEST_CASE("a node without a slot gets the reason, and so does the master") {
   Job job;
   Node wrong(job, 7);
   REQUIRE(job.run_until([&] { return wrong.outcome.has_value(); }));
-  REQUIRE(!wrong.outcome->has_value());
-  CHECK(wrong.outcome->error().code == ErrorCode::kUsage);
-  CHECK(wrong.outcome->error().text == "127.0.0.1:" + std::to_string(job.port) +
-                                           " refused this node: node rank 7 is not one of 0 … 2; the job "
-                                           "has 3 nodes");
+  REQUIRE(!wrong.outcome->stream);
+  CHECK(wrong.outcome->error.code == ErrorCode::kUsage);
+  CHECK(wrong.outcome->error.text == "127.0.0.1:" + std::to_string(job.port) +
+                                         " refused this node: node rank 7 is not one of 0 … 2; the job "
+                                         "has 3 nodes");
   REQUIRE(job.notes.size() == 1);
   CHECK(job.notes[0] ==
         "127.0.0.1 (gpu01) was refused: node rank 7 is not one of 0 … 2; the job has 3 nodes");
@@ -178,7 +212,7 @@ TEST_CASE("repeated refusals are reported once, and the last refusal is kept") {
     REQUIRE(job.run_until([&] { return wrong.outcome.has_value(); }));
   }
   Node other(job, 1);
-  other.goal.request.nodes = 4;
+  other.goal.hello.nodes = 4;
   REQUIRE(job.run_until([&] { return other.outcome.has_value(); }));
   REQUIRE(job.notes.size() == 2);
   CHECK(job.notes[0].find("node rank 7 is not one of 0") != std::string::npos);

@@ -1,6 +1,6 @@
 // Peers that follow the protocol: the data of a guarded link, and the error that a refused node gets.
 #include "rendezvous/link/connection.h"
-#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/link/secure_stream.h"
 #include "tests/net/secure_link_world.h"
 
 namespace ddp::test {
@@ -31,9 +31,7 @@ Awaitable<> receive_all(ByteStream* stream, std::string* into, std::size_t wante
 }
 
 void spawn(GuardedPort& port, Awaitable<> task) {
-  asio::co_spawn(port.loop, std::move(task), [](const std::exception_ptr& failure) {
-    if (failure) std::rethrow_exception(failure);
-  });
+  port.run(std::move(task));
 }
 
 /// Returns what arrives when `bytes` go from one end to the other.
@@ -74,6 +72,7 @@ TEST_CASE("a node with the token joins and bytes go both ways at once") {
   CHECK(port.identities[0].job == "job1");
   CHECK(port.identities[0].node == "gpu02");
   CHECK(port.identities[0].role == LinkRole::kAgent);
+  CHECK(port.hellos[0].version == "0.1.0");
   const std::string up = some_bytes(3'000'000);
   const std::string down = some_bytes(2'000'001);
   std::string got_up;
@@ -148,17 +147,17 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
   const auto server = make(SecureStream::TlsRole::kServer, ends[0]);
   const auto client = make(SecureStream::TlsRole::kClient, ends[1]);
   struct Task {
-    static Awaitable<> shake(SecureStream* stream, std::optional<HandshakeEnd::Kind>* kind) {
-      *kind = (co_await stream->handshake()).kind;
+    static Awaitable<> shake(SecureStream* stream, std::optional<HandshakeEnd>* end) {
+      *end = co_await stream->handshake();
     }
   };
-  std::optional<HandshakeEnd::Kind> at_server;
-  std::optional<HandshakeEnd::Kind> at_client;
+  std::optional<HandshakeEnd> at_server;
+  std::optional<HandshakeEnd> at_client;
   spawn(port, Task::shake(server.get(), &at_server));
   spawn(port, Task::shake(client.get(), &at_client));
   REQUIRE(port.run_until([&] { return at_server && at_client; }));
-  CHECK(*at_server == HandshakeEnd::Kind::kDone);
-  CHECK(*at_client == HandshakeEnd::Kind::kDone);
+  CHECK(!at_server->refusal);
+  CHECK(!at_client->refusal);
   const std::string bytes = some_bytes(2'000'000);  // 20 keys
   CHECK(carried(port, *server, *client, bytes) == bytes);
   // The same while the remote side renews its own keys.
@@ -203,8 +202,9 @@ TEST_CASE("another token is named on both sides") {
   CHECK_FALSE(outcome.try_again);
   CHECK(outcome.error.code == ErrorCode::kUnreachable);
   CHECK(outcome.error.text ==
-        "the token differs: gpu01 (127.0.0.1) has another token than this node, which uses the file "
-        "/run/token (check " +
+        "the token differs: " + port.where() +
+            " has another token than this node, which uses the file "
+            "/run/token (check " +
             token_check(Secret{std::string_view(other)}) +
             "). The other side's log names the source and the check of its token. Give both sides the same "
             "token: the same DDPLAUNCH_TOKEN, or the same --token-file");
@@ -221,13 +221,15 @@ TEST_CASE("another job or role is named on both sides") {
   const JoinOutcome job = port.join(port.joiner(kToken, "job2"));
   CHECK_FALSE(job.try_again);
   CHECK(job.error.text ==
-        "gpu01 (127.0.0.1) does not run job job2: the address is another job's, or this node has "
-        "another --job-id. Use the same --job-id on all nodes, and the MASTER_ADDR and MASTER_PORT "
-        "of this job");
+        port.where() +
+            " does not run job job2: the address is another job's, or this node has "
+            "another --job-id. Use the same --job-id on all nodes, and the MASTER_ADDR and MASTER_PORT "
+            "of this job");
   const JoinOutcome role = port.join(port.joiner(kToken, "job1", LinkRole::kMaster));
   CHECK(role.error.text ==
-        "gpu01 (127.0.0.1) is ddplaunch, but expects another kind of peer: the master of a job expects its "
-        "nodes, a daemon expects masters. Check the address and the port");
+        port.where() +
+            " is ddplaunch, but expects another kind of peer: the master of a job expects its "
+            "nodes, a daemon expects masters. Check the address and the port");
   REQUIRE(port.run_until([&] { return port.notes.size() == 2; }));
   CHECK(port.notes[0] ==
         "127.0.0.1, which claims to be agent gpu02 of job job2, connected to the control port, where another "
@@ -239,29 +241,88 @@ TEST_CASE("another job or role is named on both sides") {
 
 TEST_CASE("a key made for one node or role fits no other") {
   GuardedPort port;
-  JoinAs as = port.joiner();
-  as.node = "gpu03";  // with gpu02's key
-  CHECK(port.join(as).error.text.starts_with("the token differs: "));
-  JoinAs master = port.joiner(kToken, "job1", LinkRole::kMaster);
-  master.role = LinkRole::kAgent;
+  LinkGoal goal = port.joiner();
+  goal.as.node = "gpu03";  // with gpu02's key
+  CHECK(port.join(goal).error.text.starts_with("the token differs: "));
+  LinkGoal master = port.joiner(kToken, "job1", LinkRole::kMaster);
+  master.as.role = LinkRole::kAgent;
   CHECK(port.join(master).error.text.starts_with("the token differs: "));
   CHECK(port.joined.empty());
+}
+
+/// A peer that has proved its identity and has sent no hello.
+std::unique_ptr<SecureStream> proven_peer(GuardedPort& port) {
+  LinkGoal goal = port.joiner();
+  const LinkIdentity who{LinkRole::kAgent, "job1", "gpu02", {}};
+  RawPeer raw(port.port);
+  auto stream = SecureStream::make(port.context, SecureStream::TlsRole::kClient,
+                                   {asio::posix::stream_descriptor(port.loop, raw.take().release()), who,
+                                    session_key(goal.as.key, who).value()})
+                    .value();
+  struct Task {
+    static Awaitable<> shake(SecureStream* stream, std::optional<HandshakeEnd>* end) {
+      *end = co_await stream->handshake();
+    }
+  };
+  std::optional<HandshakeEnd> end;
+  spawn(port, Task::shake(stream.get(), &end));
+  REQUIRE(port.run_until([&] { return end.has_value(); }));
+  CHECK(!end->refusal);
+  return stream;
+}
+
+TEST_CASE("a proven peer needs a valid hello, and in time") {
+  AdmissionLimits limits;
+  limits.deadline = 500ms;
+  GuardedPort port(limits);
+  const auto wrong = proven_peer(port);
+  const auto silent = proven_peer(port);
+  bool sent = false;
+  spawn(port, send_all(wrong.get(), "GET / HTTP/1.1\n", &sent));
+  REQUIRE(port.run_until([&] { return port.acceptor->waiting() == 1; }));
+  REQUIRE(port.run_until([&] { return port.acceptor->waiting() == 0; }));
+  CHECK(port.joined.empty());
+  REQUIRE(port.notes.size() == 1);  // one line for each reason and address
+  CHECK(port.notes[0] == "127.0.0.1 (gpu02) sent an invalid request: unknown line: GET / HTTP/1.1; closed");
+  GuardedPort other(limits);
+  const auto later = proven_peer(other);
+  REQUIRE(other.run_until([&] { return !other.notes.empty(); }));
+  CHECK(other.notes[0] == "127.0.0.1 (gpu02) sent an invalid request: none came in time; closed");
+}
+
+TEST_CASE("a hello without an answer is tried again, and a refusal is not") {
+  GuardedPort port;
+  port.answers = false;
+  const JoinOutcome closed = port.join(port.joiner());
+  CHECK_FALSE(closed.stream);
+  CHECK(closed.try_again);
+  CHECK(closed.error.code == ErrorCode::kLinkLost);
+  CHECK(closed.error.text ==
+        port.where() + " accepted the link but did not answer (the other side closed the connection)");
+  port.answers = true;
+  port.reply = {std::nullopt, {}, LinkRefusal::kNoAgent, "no such file"};
+  const JoinOutcome refused = port.join(port.joiner());
+  CHECK_FALSE(refused.stream);
+  CHECK_FALSE(refused.try_again);
+  CHECK(refused.error.code == ErrorCode::kAgentMissing);
+  CHECK(refused.error.text == "the daemon could not start an agent there: no such file");
 }
 
 TEST_CASE("a node waits for a master that starts later") {
   GuardedPort port;
   RawPort late;
-  const JoinAs as = port.joiner();
+  LinkGoal goal = port.joiner();
+  goal.host = "127.0.0.1";
+  goal.port = late.port;
   struct Task {
-    static Awaitable<> join(std::shared_ptr<const SecureContext> context, std::uint16_t at, const JoinAs* who,
-                            Clock::time_point until,
-                            std::optional<Result<std::unique_ptr<ByteStream>>>* outcome) {
+    static Awaitable<> join(std::shared_ptr<const SecureContext> context, const LinkGoal* goal,
+                            Clock::time_point until, std::optional<JoinOutcome>* outcome) {
       const Resolve by_address = address_only;
-      *outcome = co_await secure_join(context, by_address, "127.0.0.1", at, *who, until);
+      *outcome = co_await secure_join(context, by_address, *goal, until);
     }
   };
-  std::optional<Result<std::unique_ptr<ByteStream>>> outcome;
-  spawn(port, Task::join(port.context, late.port, &as, Clock::now() + 20s, &outcome));
+  std::optional<JoinOutcome> outcome;
+  spawn(port, Task::join(port.context, &goal, Clock::now() + 20s, &outcome));
   port.loop.run_for(120ms);  // some attempts fail meanwhile
   CHECK_FALSE(outcome.has_value());
   late.listen();
@@ -272,15 +333,16 @@ TEST_CASE("a node waits for a master that starts later") {
   listener.fds.push_back(std::move(late.fd));
   port.guard(std::move(listener));
   REQUIRE(port.run_until([&] { return outcome.has_value(); }));
-  CHECK(outcome->has_value());
+  CHECK(outcome->stream);
 
-  std::optional<Result<std::unique_ptr<ByteStream>>> never;
+  std::optional<JoinOutcome> never;
   RawPort silent;
-  spawn(port, Task::join(port.context, silent.port, &as, Clock::now() + 300ms, &never));
+  goal.port = silent.port;
+  spawn(port, Task::join(port.context, &goal, Clock::now() + 300ms, &never));
   REQUIRE(port.run_until([&] { return never.has_value(); }));
-  CHECK(never->error().code == ErrorCode::kTimeout);
+  CHECK(never->error.code == ErrorCode::kTimeout);
   const std::string where = "127.0.0.1:" + std::to_string(silent.port);
-  CHECK(never->error().text ==
+  CHECK(never->error.text ==
         "no master answered in time: no answer at " + where +
             ": Connection refused; check that ddplaunch runs on node 0 and that this port is "
             "open there");

@@ -14,8 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/secure/secure_link.h"
-#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/link/secure_link.h"
 #include "tests/support/catch.h"
 
 namespace ddp::test {
@@ -33,6 +32,9 @@ struct GuardedPort {
   std::uint16_t port = 0;
   std::vector<std::unique_ptr<ByteStream>> joined;
   std::vector<rendezvous::LinkIdentity> identities;
+  std::vector<rendezvous::LinkHello> hellos;
+  rendezvous::LinkAnswer reply{1, "job1"};
+  bool answers = true;  ///< false: closes each link that has been proven
   std::vector<std::string> notes;
 
   explicit GuardedPort(rendezvous::AdmissionLimits limits = {}) {
@@ -42,24 +44,20 @@ struct GuardedPort {
   void guard(rendezvous::TcpListener listener, rendezvous::AdmissionLimits limits = {}) {
     port = listener.port;
     rendezvous::SecureAcceptorOptions options;
+    options.listener = std::move(listener);
     options.where = "the control port";
     options.token = rendezvous::make_token(kToken, "DDPLAUNCH_TOKEN").value();
     options.limits = limits;
-    options.admits = [](const rendezvous::LinkIdentity& who) -> std::optional<rendezvous::LinkRefusal> {
-      if (who.role != rendezvous::LinkRole::kAgent) return rendezvous::LinkRefusal::kOtherRole;
-      if (who.job != "job1") return rendezvous::LinkRefusal::kOtherJob;
-      return std::nullopt;
+    options.job = "job1";
+    options.on_joined = [this](rendezvous::JoinedPeer peer) {
+      if (answers) run(answer(peer.stream.get(), answer_line(reply)));
+      joined.push_back(std::move(peer.stream));
+      identities.push_back(std::move(peer.who));
+      hellos.push_back(std::move(peer.hello));
+      if (!answers) joined.back()->close();
     };
-    rendezvous::SecureAcceptorCallbacks callbacks;
-    callbacks.on_joined = [this](std::unique_ptr<ByteStream> stream, const rendezvous::LinkIdentity& who,
-                                 const asio::ip::address&) {
-      joined.push_back(std::move(stream));
-      identities.push_back(who);
-    };
-    callbacks.on_note = [this](const std::string& line) { notes.push_back(line); };
-    acceptor = rendezvous::SecureAcceptor::start(loop.get_executor(), context, std::move(listener),
-                                                 std::move(options), std::move(callbacks))
-                   .value();
+    options.on_note = [this](const std::string& line) { notes.push_back(line); };
+    acceptor = rendezvous::SecureAcceptor::start(loop.get_executor(), std::move(options)).value();
   }
   ~GuardedPort() {
     acceptor->stop();
@@ -81,28 +79,34 @@ struct GuardedPort {
     return true;
   }
 
-  rendezvous::JoinAs joiner(const std::string& token = kToken, const std::string& job = "job1",
-                            rendezvous::LinkRole role = rendezvous::LinkRole::kAgent) const {
-    const Secret secret{std::string_view(token)};
-    return {role,
-            job,
-            "gpu02",
-            rendezvous::link_key(secret, role, job, "gpu02").value(),
-            "the file /run/token",
-            rendezvous::token_check(secret)};
+  void run(Awaitable<> task) {
+    asio::co_spawn(loop, std::move(task), [](const std::exception_ptr& failure) {
+      if (failure) std::rethrow_exception(failure);
+    });
   }
+  static Awaitable<> answer(ByteStream* stream, std::string line) {
+    (void)co_await rendezvous::write_line(*stream, std::move(line));
+  }
+
+  rendezvous::LinkGoal joiner(const std::string& token = kToken, const std::string& job = "job1",
+                              rendezvous::LinkRole role = rendezvous::LinkRole::kAgent) const {
+    const rendezvous::LinkToken given{Secret{std::string_view(token)}, "the file /run/token"};
+    return {"gpu01", port, rendezvous::join_as(given, role, job, "gpu02").value(), {1, "0.1.0"}};
+  }
+  /// How messages name this port.
+  std::string where() const { return "gpu01:" + std::to_string(port) + " (127.0.0.1)"; }
   /// Runs one join to its end, at this port or another on loopback.
-  rendezvous::JoinOutcome join(const rendezvous::JoinAs& as, std::chrono::milliseconds limit = 15s,
+  rendezvous::JoinOutcome join(const rendezvous::LinkGoal& goal, std::chrono::milliseconds limit = 15s,
                                std::uint16_t at = 0) {
     std::optional<rendezvous::JoinOutcome> outcome;
-    start_join(as, outcome, limit, at);
+    start_join(goal, outcome, limit, at);
     REQUIRE(run_until([&] { return outcome.has_value(); }));
     return std::move(*outcome);
   }
-  void start_join(const rendezvous::JoinAs& as, std::optional<rendezvous::JoinOutcome>& outcome,
+  void start_join(const rendezvous::LinkGoal& goal, std::optional<rendezvous::JoinOutcome>& outcome,
                   std::chrono::milliseconds limit = 15s, std::uint16_t at = 0) {
-    const asio::ip::tcp::endpoint where(asio::ip::address_v4::loopback(), at != 0 ? at : port);
-    asio::co_spawn(loop, rendezvous::secure_connect(context, {where}, "gpu01", as, Clock::now() + limit),
+    const asio::ip::tcp::endpoint place(asio::ip::address_v4::loopback(), at != 0 ? at : port);
+    asio::co_spawn(loop, rendezvous::secure_connect(context, {place}, goal, Clock::now() + limit),
                    [&outcome](const std::exception_ptr& failure, rendezvous::JoinOutcome result) {
                      if (failure) std::rethrow_exception(failure);
                      outcome = std::move(result);

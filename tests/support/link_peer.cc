@@ -16,7 +16,6 @@
 #include "launcher/links/join_shell.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/link/connection.h"
-#include "rendezvous/secure/secure_stream.h"
 
 namespace {
 
@@ -115,25 +114,22 @@ Awaitable<> be_master(Peer* self, launcher::JoinShell* shell) {
 }
 
 Awaitable<> be_node(Peer* self) {
-  launcher::JoinGoal goal;
+  rendezvous::LinkGoal goal;
   goal.host = "127.0.0.1";
   goal.port = self->port;
-  goal.as.job = self->job;
-  goal.as.node = "stranger";
-  goal.as.key =
-      std::move(rendezvous::link_key(self->token.secret, goal.as.role, goal.as.job, goal.as.node).value());
-  goal.request = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version()), 1, 2};
+  goal.as = rendezvous::join_as(self->token, rendezvous::LinkRole::kAgent, self->job, "stranger").value();
+  goal.hello = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version()), 1, 2};
   const rendezvous::Resolve resolve = rendezvous::address_only;
   auto context = rendezvous::SecureContext::make().value();
   const auto limit = std::chrono::steady_clock::now() + 20s;
-  auto joined = co_await launcher::join_master(std::move(context), resolve, goal, limit);
-  if (!joined) {
-    std::printf("refused %s\n", joined.error().text.c_str());
+  auto joined = co_await rendezvous::secure_join(std::move(context), resolve, goal, limit);
+  if (!joined.stream) {
+    std::printf("refused %s\n", joined.error.text.c_str());
     co_return;
   }
-  const remote::AgentHello hello{goal.request.protocol, goal.request.version};
-  (void)co_await launcher::write_line(*joined->stream, remote::hello_line(hello));
-  self->link.emplace(self->loop.get_executor(), std::move(joined->stream));
+  const remote::AgentHello hello{goal.hello.protocol, goal.hello.version};
+  (void)co_await rendezvous::write_line(*joined.stream, remote::hello_line(hello));
+  self->link.emplace(self->loop.get_executor(), std::move(joined.stream));
   asio::co_spawn(self->loop, self->link->write_all(), asio::detached);
   rendezvous::Hello node;
   node.hostname = "stranger";

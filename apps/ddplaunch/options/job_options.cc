@@ -5,7 +5,7 @@
 
 #include "base/text.h"
 #include "launcher/lines/label.h"
-#include "launcher/link_protocol/daemon_frame.h"
+#include "launcher/links/daemon_frame.h"
 #include "remote/hosts/host.h"
 
 namespace ddp {

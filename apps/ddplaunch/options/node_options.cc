@@ -13,7 +13,7 @@
 #include "apps/ddplaunch/options/option_readers.h"
 #include "base/text.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/link_protocol/join_table.h"
+#include "launcher/links/join_table.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/scheduler_hosts.h"

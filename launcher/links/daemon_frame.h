@@ -11,34 +11,29 @@ namespace ddp::launcher {
 
 inline constexpr std::uint16_t kDaemonPort = 29499;  ///< the daemon's default port
 
-/// The frames on the TLS link between a master and a node's daemon (docs/developers/protocol.md, Daemon): the
-/// three streams of an agent and its end, as SSH carries them. Sans-IO. A frame is its kind, a zero byte, the
-/// payload's size (16 bits, little-endian) and the payload. Numbers are never reused.
+/// The frames on the TLS link between a master and a node's daemon, behind hello and answer
+/// (docs/developers/protocol.md, Daemon): the three streams of an agent and its end, as SSH carries them.
+/// Sans-IO. A frame is its kind, a zero byte, the payload's size (16 bits, little-endian) and the payload.
+/// Numbers are never reused: 16 and 33 were of version 1 of the link.
 enum class DaemonFrame : std::uint8_t {
   kInput = 1,       ///< from the master: bytes for the agent's stdin
   kInputEnd = 2,    ///< from the master: end of file on the agent's stdin
-  kGreeting = 16,   ///< from the node, first frame: kDaemonLinkVersion, 16 bits
   kOutput = 17,     ///< from the node: bytes of the agent's stdout
   kOutputEnd = 18,  ///< from the node: end of file on the agent's stdout
   kErrors = 19,     ///< from the node: bytes of the agent's stderr
   kEnded = 32,      ///< from the node, last frame: the exit status, 128+n for a signal, 16 bits
-  kFailed = 33,     ///< from the node, last frame: why no agent could be started, as text
 };
 
-inline constexpr std::uint16_t kDaemonLinkVersion = 1;
 inline constexpr std::size_t kDaemonFrameHead = 4;
 /// A frame with its head fits into one TLS record.
 inline constexpr std::size_t kMaxDaemonPayload = 16384 - kDaemonFrameHead;
-inline constexpr std::size_t kMaxDaemonText = 1024;  ///< of kFailed
 
 /// Writes the kDaemonFrameHead bytes before a payload. `size` is at most kMaxDaemonPayload.
 void write_daemon_head(DaemonFrame kind, std::size_t size, char* head);
 std::string daemon_frame(DaemonFrame kind, std::string_view payload);
-std::string daemon_greeting();
 std::string daemon_ended(int status);
-std::string daemon_failed(std::string_view why);
 
-/// Reads one direction of the link. Stores no payload except that of small frames, which are returned whole.
+/// Reads one direction of the link. Stores no payload.
 class DaemonFrameReader {
  public:
   enum class FrameSender : std::uint8_t { kMaster, kNode };
@@ -46,8 +41,7 @@ class DaemonFrameReader {
   struct FramePiece {
     DaemonFrame kind = DaemonFrame::kInput;
     std::string_view bytes{};  ///< of a stream: a nonempty part; valid as long as the input
-    std::uint16_t number = 0;  ///< of kGreeting, kEnded
-    std::string text{};        ///< of kFailed; any bytes
+    std::uint16_t status = 0;  ///< of kEnded
   };
 
   explicit DaemonFrameReader(FrameSender from) : from_(from) {}
@@ -60,17 +54,14 @@ class DaemonFrameReader {
  private:
   bool take_head(std::string_view& bytes);
   bool allowed() const;
-  std::optional<FramePiece> whole_frame();
   void fail(std::string why) { failure_ = std::move(why); }
 
   const FrameSender from_;
-  std::string head_;  ///< less than kDaemonFrameHead bytes, or all of them while a payload is read
+  std::string head_;  ///< the head, complete while a payload is read, and then the payload of kEnded
   DaemonFrame kind_ = DaemonFrame::kInput;
-  std::size_t left_ = 0;  ///< remaining bytes of the payload
-  std::string whole_;     ///< payload of a frame that is returned whole
-  bool greeted_ = false;
+  std::size_t left_ = 0;       ///< remaining bytes of the payload
   bool stream_ended_ = false;  ///< kInputEnd or kOutputEnd came
-  bool over_ = false;          ///< kEnded or kFailed came
+  bool over_ = false;          ///< kEnded came
   std::string failure_;
 };
 

@@ -5,9 +5,7 @@
 #include <string>
 
 #include "base/asio.h"
-#include "base/result.h"
-#include "launcher/link_protocol/daemon_frame.h"
-#include "rendezvous/secure/link_token.h"
+#include "launcher/links/daemon_frame.h"
 
 namespace ddp::launcher {
 
@@ -43,20 +41,5 @@ class DaemonLine {
 /// Ends both directions. The other end can still read what was written; closing with unread bytes would turn
 /// its last read into an error.
 void end_both_directions(LocalSocket& socket);
-
-/// Returns the token of --token-file (`file`), else `given` (from DDPLAUNCH_TOKEN), else that of the default
-/// file. Error kUsage: the token is missing or invalid; the text says how to make one.
-Result<rendezvous::LinkToken> find_daemon_token(const std::string& file,
-                                                const Result<rendezvous::LinkToken>& given);
-
-/// Writes a new random token to `path`, readable only by its owner. An empty `path` means the default one,
-/// whose directory is made. The file must not exist; a reader sees no file or the whole token. Returns the
-/// path. Error kUsage with sys EEXIST: the file exists.
-Result<std::string> write_new_token(std::string path);
-
-/// The token by which the processes of one user on one machine authenticate each other: loopback-token beside
-/// the default token file. The first call makes it. Errors kUsage, kSystem: it cannot be made, or is not this
-/// user's alone.
-Result<rendezvous::LinkToken> loopback_token();
 
 }  // namespace ddp::launcher

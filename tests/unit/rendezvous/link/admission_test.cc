@@ -1,4 +1,4 @@
-#include "rendezvous/identity/link_refusal.h"
+#include "rendezvous/link/admission.h"
 
 #include <string>
 

@@ -7,66 +7,12 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/link/link_hello.h"
 
 namespace ddp::rendezvous {
-
-/// The reason why a TCP link was refused. The listening end reports it to the joining end by a TLS alert, or,
-/// where there is no alert for it, by closing.
-enum class LinkRefusal : std::uint8_t {
-  kTokenDiffers,  ///< the key fits the identity but not the token
-  kOtherJob,      ///< the identity names a job that does not run here
-  kOtherRole,     ///< a master connected to a port for agents, or vice versa
-  kOtherVersion,  ///< another version of the identity and the key derivation
-  kHttp,          ///< HTTP from a browser, a scanner or a proxy
-  kPlain,         ///< bytes that are not TLS
-  kOtherTls,      ///< TLS, but not a hello of ddplaunch
-  kSilent,        ///< the deadline passed
-  kEvicted,       ///< too slow while others waited
-  kTooMany,       ///< its address has too many unproven connections, or failed too often
-  kBroken,        ///< hung up, or violated the protocol
-};
-
-/// Returns the alert for a refusal (RFC 8446, 6.2), or nothing if the peer does not speak TLS or would not
-/// wait.
-std::optional<std::uint8_t> alert_of(LinkRefusal refusal);
-/// Returns the refusal that an alert means to the joining end, or nothing if the alert is no such refusal.
-std::optional<LinkRefusal> refusal_of(std::uint8_t alert);
-/// Builds a fatal alert as one TLS record.
-std::string alert_record(std::uint8_t alert);
-
-/// Builds the listening end's log line. `peer` is the address. `claim` is the peer's identity ("agent gpu02
-/// of job x", unproven, may be empty). `detail` is what the peer sent or what is wrong with it (printable,
-/// may be empty).
-struct RefusedPeer {
-  std::string peer;
-  std::string claim;
-  std::string detail;
-  std::string place{};  ///< "node gpu02, job job1", as it claims; empty: no claim
-};
-struct ListenSide {
-  std::string where;         ///< "the control port 29400"
-  std::string token_origin;  ///< LinkToken::origin
-  std::string token_check;   ///< token_check() of the token
-};
-std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const ListenSide& here);
-
-/// Builds the joining end's text: who refused, what this node has, what to do.
-struct JoinSide {
-  std::string where;  ///< "gpu01:29400 (10.0.0.2)"
-  std::string job;
-  std::string token_origin;
-  std::string token_check;
-  LinkRole role = LinkRole::kAgent;  ///< of this end
-};
-std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here);
-
-/// Returns at most `limit` bytes from an unproven peer as one line of printable ASCII.
-std::string printable_start(std::string_view bytes, std::size_t limit = 40);
 
 struct AdmissionLimits {
   std::size_t waiting = 256;            ///< unproven connections at once; others stay in the kernel's queue
@@ -140,36 +86,21 @@ class AdmissionLimiter {
   std::vector<Overdue> displaced_;  ///< evicted, not counted, and not yet returned
 };
 
-/// Keeps unproven peers from filling the log (sans-IO). Per minute it passes the first line of each reason
-/// and address, and at most kLines lines. It counts the rest; the next line of the same reason shows the
-/// count.
-template <class Reason>
-class LineLimit {
+/// Keeps peers from filling the log (sans-IO). Per minute it passes the first line of each reason and
+/// address, and at most kLines lines. It counts the rest; the next line of the same reason shows the count.
+class RefusalLog {
  public:
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::seconds kWindow{60};
   static constexpr std::size_t kLines = 20;
 
   /// Returns the line to log, or nothing if the line is only counted.
-  std::optional<std::string> pass(Reason why, const std::string& address, std::string line, Time now) {
-    if (now >= since_ + kWindow) {
-      since_ = now;
-      said_.clear();
-    }
-    if (said_.size() >= kLines || !said_.emplace(why, address).second) {
-      ++unsaid_[why];
-      return std::nullopt;
-    }
-    if (const std::size_t count = std::exchange(unsaid_[why], 0); count > 0)
-      line += " (" + std::to_string(count) + " more of this kind were not logged)";
-    return line;
-  }
+  std::optional<std::string> pass(LinkRefusal why, const std::string& address, std::string line, Time now);
 
  private:
   Time since_{};
-  std::set<std::pair<Reason, std::string>> said_;
-  std::map<Reason, std::size_t> unsaid_;
+  std::set<std::pair<LinkRefusal, std::string>> said_;
+  std::map<LinkRefusal, std::size_t> unsaid_;
 };
-using RefusalLog = LineLimit<LinkRefusal>;
 
 }  // namespace ddp::rendezvous

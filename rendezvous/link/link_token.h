@@ -35,8 +35,20 @@ Result<LinkToken> read_token_file(const std::string& path);
 /// belongs to another user or is a link, or when its directory cannot be trusted (base/files.h).
 Result<LinkToken> read_own_token_file(const std::string& path);
 
-/// Returns 256 random bits as 64 hexadecimal digits. kSystem: there is no randomness.
-Result<LinkToken> random_token();
+/// Returns the token of --token-file (`file`), else `given` (from DDPLAUNCH_TOKEN), else an empty secret.
+Result<LinkToken> given_token(const std::string& file, const Result<LinkToken>& given);
+/// The same, and then that of the default file, for daemons and their masters. kUsage: there is none; the
+/// text says how to make one.
+Result<LinkToken> find_daemon_token(const std::string& file, const Result<LinkToken>& given);
+/// The token by which the processes of one user on one machine authenticate each other: loopback-token beside
+/// the default file. The first call makes it. kUsage, kSystem: it cannot be made, or is not this user's
+/// alone.
+Result<LinkToken> loopback_token();
+
+/// Writes a new random token to `path`, readable only by its owner. An empty `path` means the default one,
+/// whose directory is made. The file must not exist; a reader sees no file or the whole token. Returns the
+/// path. kUsage with sys EEXIST: the file exists.
+Result<std::string> write_new_token(std::string path);
 
 /// Checks the rules for the text itself; error texts name `origin`.
 Result<LinkToken> make_token(std::string_view text, std::string origin);

@@ -3,13 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/asio.h"
 #include "base/crypto.h"
 #include "base/result.h"
-#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/link/link_hello.h"
 
 // OpenSSL's names; only secure_stream.cc includes its headers.
 struct ssl_ctx_st;
@@ -53,21 +54,11 @@ std::string token_check(const Secret& token);
 Result<Secret> hkdf_sha256(std::string_view key, std::string_view salt, std::string_view info,
                            std::size_t size);
 
-/// The end of a handshake.
+/// The end of a handshake: why there is no link, as the text of a refusal wants it. kBroken: the far side
+/// hung up, or close() was called on this end.
 struct HandshakeEnd {
-  enum class Kind : std::uint8_t {
-    kDone,
-    kKeyDiffers,  ///< server: the identity is known, but its proof is wrong
-    kAlert,       ///< the far side refused; `alert` has the reason
-    kForeign,     ///< the bytes are of another protocol; `detail` is their printable start
-    kClosed,      ///< the far side hung up; `error` may have the reason
-    kBroken,      ///< a rule of TLS was violated; `detail` is OpenSSL's text
-    kCancelled,   ///< close() was called on this end
-  };
-  Kind kind = Kind::kDone;
-  std::uint8_t alert = 0;
-  std::string detail;
-  error_code error;
+  std::optional<LinkRefusal> refusal{};  ///< unset: the link is proven
+  std::string detail{};                  ///< what is wrong with the far side; may be empty
 };
 
 /// TLS 1.3 with a pre-shared key over a connected TCP socket, for control links without SSH. OpenSSL works on
@@ -128,6 +119,7 @@ class SecureStream final : public ByteStream {
   error_code failure();
   std::string quote_first_bytes();
   HandshakeEnd handshake_failure();
+  HandshakeEnd closed_by(const error_code& error) const;
   bool proven() const;
   friend struct SocketBio;
 

@@ -1,4 +1,4 @@
-#include "launcher/link_protocol/daemon_frame.h"
+#include "launcher/links/daemon_frame.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,14 +8,10 @@
 namespace ddp::launcher {
 namespace {
 
-constexpr std::size_t kNumberSize = 2;
+constexpr std::size_t kStatusSize = 2;
 
 bool is_stream(DaemonFrame kind) {
   return kind == DaemonFrame::kInput || kind == DaemonFrame::kOutput || kind == DaemonFrame::kErrors;
-}
-
-bool is_number(DaemonFrame kind) {
-  return kind == DaemonFrame::kGreeting || kind == DaemonFrame::kEnded;
 }
 
 std::uint16_t number_at(std::string_view bytes) {
@@ -23,15 +19,10 @@ std::uint16_t number_at(std::string_view bytes) {
                                     static_cast<unsigned char>(bytes[1]) << 8);
 }
 
-std::string number_bytes(std::uint16_t number) {
-  return {static_cast<char>(number & 0xff), static_cast<char>(number >> 8)};
-}
-
 /// Returns whether a frame of this kind may have this size.
 bool fits(DaemonFrame kind, std::size_t size) {
   if (is_stream(kind)) return size > 0 && size <= kMaxDaemonPayload;
-  if (is_number(kind)) return size == kNumberSize;
-  return kind == DaemonFrame::kFailed ? size <= kMaxDaemonText : size == 0;
+  return size == (kind == DaemonFrame::kEnded ? kStatusSize : 0);
 }
 
 }  // namespace
@@ -51,17 +42,10 @@ std::string daemon_frame(DaemonFrame kind, std::string_view payload) {
   return frame;
 }
 
-std::string daemon_greeting() {
-  return daemon_frame(DaemonFrame::kGreeting, number_bytes(kDaemonLinkVersion));
-}
-
 std::string daemon_ended(int status) {
   DDP_REQUIRE(std::in_range<std::uint16_t>(status), status);
-  return daemon_frame(DaemonFrame::kEnded, number_bytes(static_cast<std::uint16_t>(status)));
-}
-
-std::string daemon_failed(std::string_view why) {
-  return daemon_frame(DaemonFrame::kFailed, why.substr(0, kMaxDaemonText));
+  const char bytes[kStatusSize] = {static_cast<char>(status & 0xff), static_cast<char>(status >> 8)};
+  return daemon_frame(DaemonFrame::kEnded, {bytes, kStatusSize});
 }
 
 /// Returns whether the peer may send a frame of this kind now.
@@ -70,15 +54,12 @@ bool DaemonFrameReader::allowed() const {
     case DaemonFrame::kInput:
     case DaemonFrame::kInputEnd:
       return from_ == FrameSender::kMaster && !stream_ended_;
-    case DaemonFrame::kGreeting:
-      return from_ == FrameSender::kNode && !greeted_;
     case DaemonFrame::kOutput:
     case DaemonFrame::kOutputEnd:
-      return from_ == FrameSender::kNode && greeted_ && !over_ && !stream_ended_;
+      return from_ == FrameSender::kNode && !over_ && !stream_ended_;
     case DaemonFrame::kErrors:
     case DaemonFrame::kEnded:
-    case DaemonFrame::kFailed:
-      return from_ == FrameSender::kNode && greeted_ && !over_;
+      return from_ == FrameSender::kNode && !over_;
   }
   return false;
 }
@@ -97,44 +78,28 @@ bool DaemonFrameReader::take_head(std::string_view& bytes) {
   return false;
 }
 
-std::optional<DaemonFrameReader::FramePiece> DaemonFrameReader::whole_frame() {
+std::optional<DaemonFrameReader::FramePiece> DaemonFrameReader::next(std::string_view& bytes) {
+  if (!failure_.empty()) return std::nullopt;
+  if (head_.size() < kDaemonFrameHead && !take_head(bytes)) return std::nullopt;
+  if (left_ > 0 && bytes.empty()) return std::nullopt;
   FramePiece piece;
   piece.kind = kind_;
-  if (is_number(kind_)) {
-    piece.number = number_at(whole_);
-  } else {
-    piece.text = std::move(whole_);
+  const std::string_view part = bytes.substr(0, left_);
+  bytes.remove_prefix(part.size());
+  left_ -= part.size();
+  if (is_stream(kind_)) {
+    piece.bytes = part;
+    if (left_ == 0) head_.clear();
+    return piece;
   }
-  whole_.clear();
+  head_ += part;
+  if (left_ > 0) return std::nullopt;
+  if (kind_ == DaemonFrame::kEnded)
+    piece.status = number_at(std::string_view(head_).substr(kDaemonFrameHead));
   head_.clear();
-  greeted_ = greeted_ || kind_ == DaemonFrame::kGreeting;
   stream_ended_ = stream_ended_ || kind_ == DaemonFrame::kInputEnd || kind_ == DaemonFrame::kOutputEnd;
-  over_ = over_ || kind_ == DaemonFrame::kEnded || kind_ == DaemonFrame::kFailed;
+  over_ = over_ || kind_ == DaemonFrame::kEnded;
   return piece;
-}
-
-std::optional<DaemonFrameReader::FramePiece> DaemonFrameReader::next(std::string_view& bytes) {
-  while (failure_.empty()) {
-    if (head_.size() < kDaemonFrameHead) {
-      if (!take_head(bytes)) return std::nullopt;
-      if (left_ == 0) return whole_frame();
-    }
-    if (bytes.empty()) return std::nullopt;
-    DDP_REQUIRE(left_ > 0 && (is_stream(kind_) || whole_.size() < kMaxDaemonText), left_, whole_.size());
-    const std::string_view part = bytes.substr(0, left_);
-    bytes.remove_prefix(part.size());
-    left_ -= part.size();
-    if (is_stream(kind_)) {
-      if (left_ == 0) head_.clear();
-      FramePiece piece;
-      piece.kind = kind_;
-      piece.bytes = part;
-      return piece;
-    }
-    whole_ += part;
-    if (left_ == 0) return whole_frame();
-  }
-  return std::nullopt;
 }
 
 }  // namespace ddp::launcher

@@ -11,44 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/result.h"
+#include "rendezvous/link/link_hello.h"
 
 namespace ddp::launcher {
-
-/// The first lines on an authenticated link of per-node mode, before the agent's hello line
-/// (docs/developers/protocol.md). The node describes itself; the master assigns a slot or says why not. Text
-/// lines; sans-IO.
-inline constexpr std::size_t kMaxJoinLine = 1024;
-
-struct JoinRequest {
-  int protocol = 0;
-  std::string version;
-  std::optional<int> rank;  ///< --node-rank; unset: any
-  int nodes = 0;            ///< --nnodes; 0: not given
-};
-/// "ddplaunch-join PROTOCOL VERSION RANK|- NODES\n"
-std::string request_line(const JoinRequest& request);
-/// `line` has no newline. Error: kProtocol.
-Result<JoinRequest> parse_request(std::string_view line);
-
-enum class JoinRefusal : std::uint8_t {
-  kTaken,         ///< another node with this rank has joined
-  kOutOfRange,    ///< the job has no such rank
-  kFull,          ///< all ranks are taken
-  kOtherSize,     ///< --nnodes differs
-  kOtherVersion,  ///< another version of ddplaunch
-};
-
-struct JoinAnswer {
-  std::optional<int> rank;  ///< the slot's rank; unset: refused
-  std::string job_id;       ///< with a slot: the job's name at the master
-  JoinRefusal refusal = JoinRefusal::kTaken;
-  std::string text;  ///< with a refusal: text for the node's user
-};
-/// "ddplaunch-slot RANK JOB\n" or "ddplaunch-refused WORD TEXT\n"
-std::string answer_line(const JoinAnswer& answer);
-/// The texts of the answer are one line each, safe for a terminal.
-Result<JoinAnswer> parse_answer(std::string_view line);
 
 /// The name of a node before its own name is known: "node3".
 std::string join_host_name(int rank);
@@ -78,7 +43,7 @@ class JoinTable {
     std::string address;  ///< the source address
   };
   struct Decision {
-    JoinAnswer answer;
+    rendezvous::LinkAnswer answer;
     bool displaces = false;       ///< the driver must end an older link of this node
     std::size_t incarnation = 0;  ///< of the new link, for `ended`
   };
@@ -87,10 +52,10 @@ class JoinTable {
       : terms_(std::move(terms)), slots_(static_cast<std::size_t>(terms_.nodes)) {}
 
   /// The ranks on which the answer may depend.
-  std::vector<int> about(const JoinRequest& request, const JoiningPeer& peer) const;
+  std::vector<int> about(const rendezvous::LinkHello& hello, const JoiningPeer& peer) const;
   /// Assigns the requested rank. Without a request: the rank that this machine had before, else the lowest
   /// that was never assigned, else the lowest free one.
-  Decision join(const JoinRequest& request, const JoiningPeer& peer, Time now);
+  Decision join(const rendezvous::LinkHello& hello, const JoiningPeer& peer, Time now);
   void opened(int rank, Time now);
   void heard(int rank, Time when);
   void ended(int rank, std::size_t incarnation);
@@ -104,7 +69,7 @@ class JoinTable {
     Time heard;
   };
 
-  std::optional<JoinAnswer> unfit(const JoinRequest& request) const;
+  std::optional<rendezvous::LinkAnswer> unfit(const rendezvous::LinkHello& hello) const;
   bool holds(const JoinSlot& slot, const JoiningPeer& peer, Time now) const;
   std::optional<int> free_slot(const JoiningPeer& peer, Time now) const;
 

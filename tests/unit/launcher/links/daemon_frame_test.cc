@@ -1,4 +1,4 @@
-#include "launcher/link_protocol/daemon_frame.h"
+#include "launcher/links/daemon_frame.h"
 
 #include <string>
 #include <vector>
@@ -43,14 +43,8 @@ struct FrameRecord {
       case DaemonFrame::kOutputEnd:
         events.push_back("end of file");
         break;
-      case DaemonFrame::kGreeting:
-        events.push_back("version " + std::to_string(piece.number));
-        break;
       case DaemonFrame::kEnded:
-        events.push_back("ended " + std::to_string(piece.number));
-        break;
-      case DaemonFrame::kFailed:
-        events.push_back("failed " + piece.text);
+        events.push_back("ended " + std::to_string(piece.status));
         break;
     }
   }
@@ -60,29 +54,26 @@ using Texts = std::vector<std::string>;
 
 TEST_CASE("a frame is its kind, a zero, the size and the payload") {
   CHECK(daemon_frame(DaemonFrame::kErrors, "oh no") == std::string("\x13\x00\x05\x00oh no", 9));
-  CHECK(daemon_greeting() == std::string("\x10\x00\x02\x00\x01\x00", 6));
   CHECK(daemon_ended(137) == std::string("\x20\x00\x02\x00\x89\x00", 6));
   CHECK(daemon_frame(DaemonFrame::kInputEnd, {}) == std::string("\x02\x00\x00\x00", 4));
   const std::string full = daemon_frame(DaemonFrame::kOutput, std::string(kMaxDaemonPayload, 'x'));
   CHECK(full.size() == 16384);
   CHECK(full.substr(0, 4) == std::string("\x11\x00\xfc\x3f", 4));
-  CHECK(daemon_failed(std::string(5000, 'x')).size() == kDaemonFrameHead + kMaxDaemonText);
 }
 
 TEST_CASE("output of a node is decoded for any chunking") {
   const std::string long_line(kMaxDaemonPayload, 'l');
-  const std::string bytes = daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "one") +
-                            daemon_frame(DaemonFrame::kErrors, "oh") +
-                            daemon_frame(DaemonFrame::kOutput, long_line) +
-                            daemon_frame(DaemonFrame::kOutputEnd, {}) +
-                            daemon_frame(DaemonFrame::kErrors, " no") + daemon_ended(113);
+  const std::string bytes =
+      daemon_frame(DaemonFrame::kOutput, "one") + daemon_frame(DaemonFrame::kErrors, "oh") +
+      daemon_frame(DaemonFrame::kOutput, long_line) + daemon_frame(DaemonFrame::kOutputEnd, {}) +
+      daemon_frame(DaemonFrame::kErrors, " no") + daemon_ended(113);
   for (const std::size_t cut : {1u, 2u, 3u, 5u, 7u, 4096u, 100'000u}) {
     CAPTURE(cut);
     const FrameRecord heard(FrameSender::kNode, bytes, cut);
     CHECK(heard.failure.empty());
     CHECK(heard.output == "one" + long_line);
     CHECK(heard.errors == "oh no");
-    CHECK(heard.events == Texts{"version 1", "end of file", "ended 113"});
+    CHECK(heard.events == Texts{"end of file", "ended 113"});
   }
 }
 
@@ -95,39 +86,32 @@ TEST_CASE("a master sends input and its end") {
   CHECK(heard.failure.empty());
 }
 
-TEST_CASE("a node that cannot start an agent reports the reason") {
-  const FrameRecord heard(FrameSender::kNode, daemon_greeting() + daemon_failed("no such file"), 1);
-  CHECK(heard.events == Texts{"version 1", "failed no such file"});
-  CHECK(FrameRecord(FrameSender::kNode, daemon_greeting() + daemon_failed(""), 1).events ==
-        Texts{"version 1", "failed "});
-}
-
 TEST_CASE("a frame at the wrong time, of the wrong side, kind or size ends the link") {
   const std::string input = daemon_frame(DaemonFrame::kInput, "x");
   const std::string output = daemon_frame(DaemonFrame::kOutput, "x");
   const std::string end = daemon_frame(DaemonFrame::kOutputEnd, {});
   const std::string input_end = daemon_frame(DaemonFrame::kInputEnd, {});
-  const std::string hello = daemon_greeting();
   const auto node = [](const std::string& bytes) {
     return FrameRecord(FrameSender::kNode, bytes, 2).failure;
   };
   const auto master = [](const std::string& bytes) {
     return FrameRecord(FrameSender::kMaster, bytes, 2).failure;
   };
-  CHECK(node(output) == "an unexpected frame (kind 17, size 1)");  // before the greeting
-  CHECK(node(hello + hello) == "an unexpected frame (kind 16, size 2)");
-  CHECK(node(hello + input) == "an unexpected frame (kind 1, size 1)");
-  CHECK(node(hello + end + output) == "an unexpected frame (kind 17, size 1)");
-  CHECK(node(hello + daemon_ended(0) + output) == "an unexpected frame (kind 17, size 1)");
-  CHECK(node(hello + daemon_ended(0) + daemon_ended(0)) == "an unexpected frame (kind 32, size 2)");
-  CHECK(master(hello) == "an unexpected frame (kind 16, size 2)");
+  // The greeting and the failure of version 1 of the link.
+  CHECK(node(std::string("\x10\0\2\0\1\0", 6)) == "an unexpected frame (kind 16, size 2)");
+  CHECK(node(std::string("\x21\0\1\0x", 5)) == "an unexpected frame (kind 33, size 1)");
+  CHECK(node(input) == "an unexpected frame (kind 1, size 1)");
+  CHECK(node(end + output) == "an unexpected frame (kind 17, size 1)");
+  CHECK(node(daemon_ended(0) + output) == "an unexpected frame (kind 17, size 1)");
+  CHECK(node(daemon_ended(0) + daemon_ended(0)) == "an unexpected frame (kind 32, size 2)");
+  CHECK(master(output) == "an unexpected frame (kind 17, size 1)");
   CHECK(master(input_end + input) == "an unexpected frame (kind 1, size 1)");
   CHECK(master(std::string("\0\0\0\0", 4)) == "an unexpected frame (kind 0, size 0)");
   CHECK(master(std::string("\xff\0\0\0", 4)) == "an unexpected frame (kind 255, size 0)");
   CHECK(master(std::string("\x01\x01\x01\0x", 5)) == "an unexpected frame (kind 1, size 1)");
   CHECK(master(std::string("\x01\0\0\0", 4)) == "an unexpected frame (kind 1, size 0)");
   CHECK(master(std::string("\x01\0\xff\xff", 4)) == "an unexpected frame (kind 1, size 65535)");
-  CHECK(node(hello + std::string("\x20\0\x04\0", 4)) == "an unexpected frame (kind 32, size 4)");
+  CHECK(node(std::string("\x20\0\x04\0", 4)) == "an unexpected frame (kind 32, size 4)");
 }
 
 }  // namespace

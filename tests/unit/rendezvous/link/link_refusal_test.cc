@@ -1,4 +1,4 @@
-#include "rendezvous/identity/link_refusal.h"
+#include "rendezvous/link/link_hello.h"
 
 #include <string>
 
@@ -8,12 +8,12 @@ namespace ddp::rendezvous {
 namespace {
 
 TEST_CASE("a refused master is pointed to the daemon, not to the job's master") {
-  const JoinSide here{"gpu01:29499", "job1", "the token file /t", "3f9a2c", LinkRole::kMaster};
+  const LinkSide here{"gpu01:29499", "the token file /t", "3f9a2c", "job1", LinkRole::kMaster};
   CHECK(join_refusal_text(LinkRefusal::kPlain, here) ==
         "the program that answers at gpu01:29499 is not ddplaunchd --listen. Check the port: port= in the "
         "hostfile, or "
         "--daemon-port");
-  CHECK(join_refusal_text(LinkRefusal::kOtherVersion, here) ==
+  CHECK(join_refusal_text(LinkRefusal::kOtherLink, here) ==
         "gpu01:29499 runs ddplaunch with another version of the link protocol. Install the same version on "
         "all nodes, "
         "and "
@@ -22,8 +22,8 @@ TEST_CASE("a refused master is pointed to the daemon, not to the job's master") 
 
 TEST_CASE("an alert carries the refusal from the listening to the joining side") {
   for (const LinkRefusal refusal :
-       {LinkRefusal::kTokenDiffers, LinkRefusal::kOtherJob, LinkRefusal::kOtherRole,
-        LinkRefusal::kOtherVersion, LinkRefusal::kOtherTls}) {
+       {LinkRefusal::kTokenDiffers, LinkRefusal::kOtherJob, LinkRefusal::kOtherRole, LinkRefusal::kOtherLink,
+        LinkRefusal::kOtherTls}) {
     const auto alert = alert_of(refusal);
     REQUIRE(alert.has_value());
     CHECK(refusal_of(*alert) == refusal);
@@ -35,7 +35,7 @@ TEST_CASE("an alert carries the refusal from the listening to the joining side")
 }
 
 TEST_CASE("the joining side reports who has which value, and the remedy") {
-  const JoinSide here{"gpu01:29400 (10.0.0.2)", "job1", "DDPLAUNCH_TOKEN", "3f9a2c"};
+  const LinkSide here{"gpu01:29400 (10.0.0.2)", "DDPLAUNCH_TOKEN", "3f9a2c", "job1"};
   CHECK(join_refusal_text(LinkRefusal::kTokenDiffers, here) ==
         "the token differs: gpu01:29400 (10.0.0.2) has another token than this node, which uses "
         "DDPLAUNCH_TOKEN (check 3f9a2c). The other side's log names the source and the check of its token. "
@@ -47,13 +47,13 @@ TEST_CASE("the joining side reports who has which value, and the remedy") {
 }
 
 TEST_CASE("the listening side reports peer, claim and error text") {
-  const ListenSide here{"the control port 29400", "the file /run/token", "71b2d0"};
+  const LinkSide here{"the control port 29400", "the file /run/token", "71b2d0"};
   CHECK(refusal_line(LinkRefusal::kTokenDiffers,
-                     {"10.0.0.3", "agent gpu02 of job job1", "", "node gpu02, job job1"}, here) ==
+                     {"10.0.0.3", LinkIdentity{LinkRole::kAgent, "job1", "gpu02", {}}, ""}, here) ==
         "refused 10.0.0.3 (node gpu02, job job1): its token differs from ours (the file /run/token, check "
         "71b2d0)");
   CHECK(refusal_line(LinkRefusal::kHttp,
-                     {"10.0.0.9", "", printable_start("GET /metrics HTTP/1.1\r\nHost: x")}, here) ==
+                     {"10.0.0.9", std::nullopt, printable_start("GET /metrics HTTP/1.1\r\nHost: x")}, here) ==
         "10.0.0.9 sent HTTP to the control port 29400: \"GET /metrics HTTP/1.1\", which is not a web server "
         "or proxy; closed");
 }

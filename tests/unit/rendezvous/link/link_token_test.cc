@@ -1,4 +1,4 @@
-#include "rendezvous/secure/link_token.h"
+#include "rendezvous/link/link_token.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/link/secure_stream.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
 
@@ -145,8 +145,9 @@ TEST_CASE("a token file or its directory that is another user's is refused", "[r
 }
 
 TEST_CASE("random tokens are valid and differ") {
-  const auto one = random_token();
-  const auto two = random_token();
+  TokenFile file("");
+  const auto one = read_token_file(write_new_token(file.path + ".one").value());
+  const auto two = read_token_file(write_new_token(file.path + ".two").value());
   REQUIRE(one.has_value());
   REQUIRE(two.has_value());
   CHECK(one->secret.size() == 64);

@@ -1,33 +1,37 @@
-#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/link/link_hello.h"
 
 #include <string>
 
 #include "tests/support/catch.h"
-#include "tests/unit/rendezvous/identity/client_hello_bytes.h"
+#include "tests/unit/rendezvous/link/client_hello_bytes.h"
 
 namespace ddp::rendezvous {
 namespace {
 
-using Kind = ParsedClientHello::Kind;
 using test::HelloBytes;
 
 /// Returns why a hello is not ddplaunch's; "offer" if it is.
 std::string verdict(const HelloBytes& hello) {
   const std::string record = hello.record();
   const ParsedClientHello parsed = parse_client_hello(record);
-  if (parsed.kind == Kind::kOffer) return "offer";
-  return parsed.kind == Kind::kOtherTls ? std::string(parsed.why) : "not TLS";
+  if (parsed.complete) return "offer";
+  return parsed.refusal == LinkRefusal::kOtherTls ? std::string(parsed.why) : "not TLS";
+}
+
+bool needs_more(std::string_view bytes) {
+  const ParsedClientHello parsed = parse_client_hello(bytes);
+  return !parsed.complete && !parsed.refusal;
 }
 
 TEST_CASE("a valid hello gives its identity for any chunking") {
   const HelloBytes hello;
   const std::string record = hello.record();
   const ParsedClientHello parsed = parse_client_hello(record);
-  REQUIRE(parsed.kind == Kind::kOffer);
+  REQUIRE(parsed.complete);
   CHECK(parsed.identity == hello.identity);
   for (std::size_t size = 0; size < record.size(); ++size) {
     INFO(size);
-    CHECK(parse_client_hello(std::string_view(record).substr(0, size)).kind == Kind::kNeedsMore);
+    CHECK(needs_more(std::string_view(record).substr(0, size)));
   }
 }
 
@@ -72,7 +76,7 @@ TEST_CASE("a hello is limited in size") {
   big.identity = std::string(kMaxClientHello, 'x');
   CHECK(verdict(big) == "its hello is longer than a hello of ddplaunch");
   // The first five bytes decide; the parser waits for nothing.
-  CHECK(parse_client_hello(big.record().substr(0, 5)).kind == Kind::kOtherTls);
+  CHECK(parse_client_hello(big.record().substr(0, 5)).refusal == LinkRefusal::kOtherTls);
   const std::string two = HelloBytes().record() + "x";
   CHECK(parse_client_hello(two).why == "it does not wait for an answer");
   const std::string bare =
@@ -87,21 +91,21 @@ TEST_CASE("every length field is checked") {
       std::string bytes = good;
       bytes[i] = static_cast<char>(value);
       const ParsedClientHello parsed = parse_client_hello(bytes);
-      if (parsed.kind == Kind::kOffer) CHECK(parsed.identity.size() < bytes.size());
+      if (parsed.complete) CHECK(parsed.identity.size() < bytes.size());
     }
   }
 }
 
 TEST_CASE("bytes that are no TLS are recognized") {
-  CHECK(parse_client_hello("GET / HTTP/1.1\r\n").kind == Kind::kHttp);
-  CHECK(parse_client_hello("PRI * HTTP/2.0\r\n").kind == Kind::kHttp);
-  CHECK(parse_client_hello("GE").kind == Kind::kNeedsMore);
-  CHECK(parse_client_hello("GX").kind == Kind::kPlain);
-  CHECK(parse_client_hello("SSH-2.0-OpenSSH_9.2\r\n").kind == Kind::kPlain);
-  CHECK(parse_client_hello(std::string_view("\0", 1)).kind == Kind::kPlain);  // PyTorch's store
-  CHECK(parse_client_hello("\x16").kind == Kind::kNeedsMore);
-  CHECK(parse_client_hello("\x16\x02").kind == Kind::kPlain);
-  CHECK(parse_client_hello("").kind == Kind::kNeedsMore);
+  CHECK(parse_client_hello("GET / HTTP/1.1\r\n").refusal == LinkRefusal::kHttp);
+  CHECK(parse_client_hello("PRI * HTTP/2.0\r\n").refusal == LinkRefusal::kHttp);
+  CHECK(needs_more("GE"));
+  CHECK(parse_client_hello("GX").refusal == LinkRefusal::kPlain);
+  CHECK(parse_client_hello("SSH-2.0-OpenSSH_9.2\r\n").refusal == LinkRefusal::kPlain);
+  CHECK(parse_client_hello(std::string_view("\0", 1)).refusal == LinkRefusal::kPlain);  // PyTorch's store
+  CHECK(needs_more("\x16"));
+  CHECK(parse_client_hello("\x16\x02").refusal == LinkRefusal::kPlain);
+  CHECK(needs_more(""));
 }
 
 }  // namespace

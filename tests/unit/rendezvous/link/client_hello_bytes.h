@@ -18,7 +18,7 @@ inline std::string sized(std::size_t width, std::string_view bytes) {
 
 /// A ClientHello, piece by piece; the default values make a valid hello of ddplaunch.
 struct HelloBytes {
-  std::string identity = "ddplaunch-link/1 agent job1 gpu02 000102030405060708090a0b0c0d0e0f";
+  std::string identity = "ddplaunch-link/2 agent job1 gpu02 000102030405060708090a0b0c0d0e0f";
   std::string suites = number(0x1301, 2);
   std::string versions = number(0x0304, 2);
   std::string modes = number(1, 1);

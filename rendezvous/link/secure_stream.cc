@@ -1,4 +1,4 @@
-#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/link/secure_stream.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,8 +16,6 @@
 #include <openssl/kdf.h>
 #include <openssl/params.h>
 #include <openssl/ssl.h>
-
-#include "rendezvous/identity/link_refusal.h"
 
 namespace ddp::rendezvous {
 
@@ -363,40 +361,43 @@ std::string SecureStream::quote_first_bytes() {
 }
 
 HandshakeEnd SecureStream::handshake_failure() {
-  using Kind = HandshakeEnd::Kind;
+  const bool server = end_ == TlsRole::kServer;
   const unsigned long code = ERR_peek_error();
   const int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
   const char* text = ERR_reason_error_string(code);
   const std::string detail = text != nullptr ? text : "";
-  const bool ended = transport_.ended;
   const bool record_came =
       transport_.first.empty() || static_cast<unsigned char>(transport_.first[0]) - 20u < 4u;
+  const bool ended = transport_.ended;
   const error_code error = failure();
-  if (closed_) return {Kind::kCancelled, 0, {}, error};
-  if (reason > kAlertReasons && reason < kAlertReasons + 256)
-    return {Kind::kAlert, static_cast<std::uint8_t>(reason - kAlertReasons), detail, error};
-  if (!record_came) return {Kind::kForeign, 0, quote_first_bytes(), error};
-  if (handshake_->key_asked && reason == SSL_R_BINDER_DOES_NOT_VERIFY)
-    return {Kind::kKeyDiffers, 0, detail, error};
-  if (ended || error != tls_error()) return {Kind::kClosed, 0, {}, error};
-  return {Kind::kBroken, 0, detail, error};
+  if (closed_) return closed_by(error);
+  if (reason > kAlertReasons && reason < kAlertReasons + 256) {
+    const auto refusal =
+        server ? std::nullopt : refusal_of(static_cast<std::uint8_t>(reason - kAlertReasons));
+    return refusal ? HandshakeEnd{*refusal} : HandshakeEnd{LinkRefusal::kOtherTls, detail};
+  }
+  if (!record_came) return {LinkRefusal::kPlain, "it sent " + quote_first_bytes()};
+  if (handshake_->key_asked && reason == SSL_R_BINDER_DOES_NOT_VERIFY) return {LinkRefusal::kTokenDiffers};
+  if (ended || error != tls_error()) return closed_by(error);
+  return {LinkRefusal::kOtherTls, detail};
+}
+
+/// The listening end logs the reason; the joining end tries again.
+HandshakeEnd SecureStream::closed_by(const error_code& error) const {
+  return {LinkRefusal::kBroken, end_ == TlsRole::kServer ? error.message() : ""};
 }
 
 Awaitable<HandshakeEnd> SecureStream::handshake() {
   for (;;) {
-    if (closed_)
-      co_return HandshakeEnd{HandshakeEnd::Kind::kCancelled, 0, {}, asio::error::operation_aborted};
+    if (closed_) co_return closed_by(asio::error::operation_aborted);
     ERR_clear_error();
     const int result = SSL_do_handshake(ssl_.get());
     if (result == 1) break;
     const Want want = wanted(result);
     if (want == Want::kFailed) co_return handshake_failure();
-    if (const error_code error = co_await wait_for(want)) {
-      co_return HandshakeEnd{
-          closed_ ? HandshakeEnd::Kind::kCancelled : HandshakeEnd::Kind::kClosed, 0, {}, error};
-    }
+    if (const error_code error = co_await wait_for(want)) co_return closed_by(error);
   }
-  if (!proven()) co_return HandshakeEnd{HandshakeEnd::Kind::kBroken, 0, "no key was used", tls_error()};
+  if (!proven()) co_return HandshakeEnd{LinkRefusal::kOtherTls, "no key was used"};
   SSL_set_app_data(ssl_.get(), nullptr);
   handshake_.reset();
   transport_.keep_first = false;

@@ -1,4 +1,4 @@
-#include "rendezvous/secure/link_token.h"
+#include "rendezvous/link/link_token.h"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -166,7 +166,41 @@ Result<LinkToken> read_own_token_file(const std::string& path) {
   return read_token(fd.get(), origin, path);
 }
 
-Result<LinkToken> random_token() {
+Result<LinkToken> given_token(const std::string& file, const Result<LinkToken>& given) {
+  if (!file.empty()) return read_token_file(file);
+  if (!given) return given.error();
+  return given->copy();
+}
+
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+Result<> make_directories(const std::string& path) {
+  for (std::size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+    const std::string directory = path.substr(0, slash);
+    if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST && errno != EISDIR)
+      return system_error(errno, "make " + directory);
+  }
+  return {};
+}
+
+/// The default path of the token of daemons and their masters: $XDG_CONFIG_HOME/ddplaunch/token, else
+/// ~/.config/ddplaunch/token. Error kUsage: no home directory is known.
+Result<std::string> default_token_path() {
+  const std::string config = variable("XDG_CONFIG_HOME");
+  if (config.starts_with('/')) return config + "/ddplaunch/token";
+  const std::string home = variable("HOME");
+  if (home.starts_with('/')) return home + "/.config/ddplaunch/token";
+  return Error{ErrorCode::kUsage,
+               "HOME is not set, so there is no default token file; give --token-file FILE"};
+}
+
+/// Returns 256 random bits as 64 hexadecimal digits.
+Result<Secret> random_digits() {
   std::array<unsigned char, 32> bytes;
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     return system_error(errno, "random bytes for a token");
@@ -176,7 +210,65 @@ Result<LinkToken> random_token() {
     text[2 * i + 1] = "0123456789abcdef"[bytes[i] & 15];
   }
   explicit_bzero(bytes.data(), bytes.size());
-  return LinkToken{Secret::take(text.data(), text.size()), "a random token"};
+  return Secret::take(text.data(), text.size());
+}
+
+}  // namespace
+
+Result<LinkToken> find_daemon_token(const std::string& file, const Result<LinkToken>& given) {
+  auto token = given_token(file, given);
+  if (!token || !token->secret.empty()) return token;
+  const auto path = default_token_path();
+  if (!path) return path.error();
+  token = read_token_file(*path);
+  if (token || token.error().sys != ENOENT) return token;
+  return Error{ErrorCode::kUsage, "there is no token: " + *path +
+                                      " does not exist. \"ddplaunchd --new-token\" writes one; copy it to "
+                                      "all nodes and to the machine of ddplaunch (scp -p), or name another "
+                                      "file with --token-file FILE"};
+}
+
+Result<LinkToken> loopback_token() {
+  const auto standard = default_token_path();
+  if (!standard) return standard.error();
+  const std::string path = standard->substr(0, standard->rfind('/')) + "/loopback-token";
+  auto token = read_own_token_file(path);
+  if (token || token.error().sys != ENOENT) return token;
+  if (const auto made = make_directories(path); !made) return made.error();
+  // Several nodes may start at once; the token of the first one counts.
+  const auto written = write_new_token(path);
+  if (!written && written.error().sys != EEXIST) return written.error();
+  return read_own_token_file(path);
+}
+
+Result<std::string> write_new_token(std::string path) {
+  if (path.empty()) {
+    auto standard = default_token_path();
+    if (!standard) return standard.error();
+    path = std::move(*standard);
+    const auto made = make_directories(path);
+    if (!made) return made.error();
+  }
+  const auto token = random_digits();
+  if (!token) return token.error();
+  std::string beside = path + ".XXXXXX";
+  const UniqueFd file(::mkostemp(beside.data(), O_CLOEXEC));  // mode 0600
+  if (!file) return system_error(errno, "write " + path);
+  Result<> written = write_bytes(file.get(), token->reveal(), path);
+  if (written) written = write_bytes(file.get(), "\n", path);
+  if (written && ::fsync(file.get()) != 0) written = system_error(errno, "write " + path);
+  // link() replaces no file, unlike rename().
+  if (written && ::link(beside.c_str(), path.c_str()) != 0) {
+    written = errno != EEXIST ? system_error(errno, "write " + path)
+                              : Error{ErrorCode::kUsage,
+                                      path +
+                                          " exists already and was not changed; remove it first if no "
+                                          "node uses its token",
+                                      EEXIST};
+  }
+  ::unlink(beside.c_str());
+  if (!written) return written.error();
+  return path;
 }
 
 }  // namespace ddp::rendezvous

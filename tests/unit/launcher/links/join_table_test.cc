@@ -1,4 +1,4 @@
-#include "launcher/link_protocol/join_table.h"
+#include "launcher/links/join_table.h"
 
 #include "tests/support/catch.h"
 
@@ -6,6 +6,8 @@ namespace ddp::launcher {
 namespace {
 
 using namespace std::chrono_literals;
+using rendezvous::LinkAnswer;
+using rendezvous::LinkRefusal;
 using Time = JoinTable::Time;
 
 /// A job of four nodes and its clock.
@@ -20,7 +22,7 @@ struct Job {
   /// Returns the rank, or the refusal's text.
   std::string slot(std::optional<int> rank, const std::string& name,
                    const std::string& address = "10.0.0.9") {
-    const JoinAnswer answer = join(rank, name, address).answer;
+    const LinkAnswer answer = join(rank, name, address).answer;
     return answer.rank ? std::to_string(*answer.rank) : answer.text;
   }
 };
@@ -68,7 +70,7 @@ TEST_CASE("the rank of a connected node is not given away") {
   job.table.heard(3, job.now - 1s);
   const auto second = job.join(3, "gpu04", "10.0.0.8");
   CHECK(!second.answer.rank);
-  CHECK(second.answer.refusal == JoinRefusal::kTaken);
+  CHECK(second.answer.refusal == LinkRefusal::kTaken);
   CHECK(second.answer.text ==
         "node rank 3 has already joined, from 10.0.0.7; give each node its own --node-rank");
   CHECK(first.answer.rank == 3);
@@ -88,7 +90,7 @@ TEST_CASE("a silent node is replaced by a node that answers") {
 TEST_CASE("a waiting node is replaced by its own machine only") {
   Job job;
   job.join(3, "gpu03");
-  CHECK(job.join(3, "gpu04").answer.refusal == JoinRefusal::kTaken);
+  CHECK(job.join(3, "gpu04").answer.refusal == LinkRefusal::kTaken);
   const auto again = job.join(3, "gpu03");
   CHECK(again.answer.rank == 3);
   CHECK(again.displaces);
@@ -123,7 +125,7 @@ TEST_CASE("the end of an earlier link does not free the rank of a later one") {
   const auto first = job.join(1, "gpu01");
   const auto second = job.join(1, "gpu01");
   job.table.ended(1, first.incarnation);
-  CHECK(job.join(1, "gpu02").answer.refusal == JoinRefusal::kTaken);
+  CHECK(job.join(1, "gpu02").answer.refusal == LinkRefusal::kTaken);
   job.table.ended(1, second.incarnation);
   const auto third = job.join(1, "gpu02");
   CHECK(third.answer.rank == 1);
@@ -135,48 +137,16 @@ TEST_CASE("an impossible request is refused with the remedy") {
   CHECK(job.slot(0, "gpu00") == "node rank 0 is the master's own node; give each node its own --node-rank");
   CHECK(job.slot(4, "gpu04") == "node rank 4 is not one of 0 … 3; the job has 4 nodes");
   const auto size = job.table.join({1, "0.1.0", 1, 2}, {"gpu01", "10.0.0.1"}, job.now).answer;
-  CHECK(size.refusal == JoinRefusal::kOtherSize);
+  CHECK(size.refusal == LinkRefusal::kOtherSize);
   CHECK(size.text ==
         "the job has 4 nodes according to its master, but 2 according to this node; use the same --nnodes "
         "(and --spares) on all nodes");
   const auto version = job.table.join({1, "0.2.0", 1, 4}, {"gpu01", "10.0.0.1"}, job.now).answer;
-  CHECK(version.refusal == JoinRefusal::kOtherVersion);
+  CHECK(version.refusal == LinkRefusal::kOtherVersion);
   CHECK(version.text ==
         "the master is ddplaunch 0.1.0 (protocol 1), this node's is 0.2.0 (protocol 1); install the same "
         "version on all nodes");
   CHECK(job.table.join({1, "0.1.0", 1, 0}, {"gpu01", "10.0.0.1"}, job.now).answer.rank == 1);
-}
-
-TEST_CASE("the first messages of a link survive their encoding") {
-  const std::string line = request_line({1, "0.1.0", 3, 4});
-  CHECK(line == "ddplaunch-join 1 0.1.0 3 4\n");
-  const auto request = parse_request(line.substr(0, line.size() - 1)).value();
-  CHECK(request.protocol == 1);
-  CHECK(request.version == "0.1.0");
-  CHECK(request.rank == 3);
-  CHECK(request.nodes == 4);
-  CHECK(!parse_request("ddplaunch-join 1 0.1.0 - 0").value().rank);
-  for (const char* wrong : {"", "GET / HTTP/1.1", "ddplaunch-join 1 0.1.0 -1 4", "ddplaunch-join 1 0.1.0 3",
-                            "ddplaunch-join x 0.1.0 3 4", "ddplaunch-join 1 0.1.0 3 4 5"})
-    CHECK(!parse_request(wrong));
-
-  JoinAnswer slot;
-  slot.rank = 2;
-  slot.job_id = "run7";
-  CHECK(answer_line(slot) == "ddplaunch-slot 2 run7\n");
-  CHECK(parse_answer("ddplaunch-slot 2 run7").value().rank == 2);
-  CHECK(parse_answer("ddplaunch-slot 2 run7").value().job_id == "run7");
-  JoinAnswer refusal;
-  refusal.refusal = JoinRefusal::kOutOfRange;
-  refusal.text = "no\nway";
-  CHECK(parse_answer(answer_line(refusal).substr(0, answer_line(refusal).size() - 1)).value().refusal ==
-        JoinRefusal::kOutOfRange);
-  CHECK(parse_answer("ddplaunch-refused taken it is there").value().text == "it is there");
-  // A malicious master's text is shown as one line, without escape sequences.
-  CHECK(parse_answer("ddplaunch-slot 2 run\x1b[2J").value().job_id == "run\\x1b[2J");
-  CHECK(parse_answer("ddplaunch-refused taken \x1b[2J\r\xe2\x80\xae").value().text == "\\x1b[2J\\r\\u202e");
-  for (const char* wrong : {"", "ddplaunch-slot 2", "ddplaunch-slot x run7", "ddplaunch-refused why not"})
-    CHECK(!parse_answer(wrong));
 }
 
 TEST_CASE("a node without a known name is called by its rank") {

@@ -1,0 +1,532 @@
+#include "rendezvous/link/secure_link.h"
+
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <random>
+#include <utility>
+
+#include "base/text.h"
+#include "base/unique_fd.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Descriptor = asio::posix::stream_descriptor;
+
+/// Returns the address that the limiter counts: an IPv4 address, or the /64 of an IPv6 address, since one
+/// peer can use all of a /64.
+std::string limiter_key(const asio::ip::address& address) {
+  if (!address.is_v6()) return address.to_string();
+  auto bytes = address.to_v6().to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), 0);
+  return asio::ip::address_v6(bytes).to_string() + "/64";
+}
+
+enum class ReceiveResult : std::uint8_t { kSome, kNothing, kEnd };
+
+/// Appends the available bytes, up to one byte more than kMaxClientHello in total.
+ReceiveResult receive(int fd, std::string& into) {
+  std::array<char, kMaxClientHello + 1> buffer;
+  const std::size_t room = buffer.size() - into.size();
+  ssize_t count = 0;
+  do {
+    count = ::recv(fd, buffer.data(), room, MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  if (count > 0) {
+    into.append(buffer.data(), static_cast<std::size_t>(count));
+    return ReceiveResult::kSome;
+  }
+  return count < 0 && errno == EAGAIN ? ReceiveResult::kNothing : ReceiveResult::kEnd;
+}
+
+}  // namespace
+
+/// One connection from accept to proof. It may be closed, and no longer counted, while its task still runs.
+struct SecureAcceptor::Guest {
+  Guest(Id number, asio::any_io_executor executor, asio::ip::address address)
+      : id(number), socket(std::move(executor)), peer(std::move(address)), key(limiter_key(peer)) {}
+
+  void close() {
+    if (stream) stream->close();
+    error_code ignored;
+    socket.close(ignored);
+  }
+
+  Id id;
+  Descriptor socket;  ///< until `stream` has it
+  asio::ip::address peer;
+  std::string key;  ///< for the limiter
+  std::string received;
+  std::optional<LinkIdentity> claim;
+  std::unique_ptr<SecureStream> stream;
+  bool proven = false;  ///< its hello comes next
+  bool gone = false;    ///< refused or joined: its task has nothing left to do
+};
+
+SecureAcceptor::SecureAcceptor(asio::any_io_executor executor, std::shared_ptr<const SecureContext> context,
+                               SecureAcceptorOptions options)
+    : executor_(executor),
+      context_(std::move(context)),
+      options_(std::move(options)),
+      side_{options_.where, options_.token.origin, token_check(options_.token.secret)},
+      limiter_(options_.limits),
+      timer_(executor) {}
+
+Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_executor executor,
+                                                              SecureAcceptorOptions options) {
+  if (options.token.secret.size() < LinkToken::kMinSize)
+    return Error{ErrorCode::kInternal, "internal error: a TLS port without a token (please report)"};
+  auto context = SecureContext::make();
+  if (!context) return context.error();
+  std::shared_ptr<SecureAcceptor> made(new SecureAcceptor(executor, std::move(*context), std::move(options)));
+  AcceptLoop::Callbacks accepted;
+  accepted.on_connection = [weak = made->weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
+    if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
+  };
+  auto accepts =
+      AcceptLoop::start(std::move(executor), std::move(made->options_.listener), {}, std::move(accepted));
+  if (!accepts) return accepts.error();
+  made->accepts_ = std::move(*accepts);
+  return made;
+}
+
+void SecureAcceptor::stop() {
+  if (std::exchange(stopped_, true)) return;
+  accepts_->stop();
+  timer_.cancel();
+  for (auto& [id, guest] : std::exchange(guests_, {})) {
+    guest->gone = true;
+    guest->close();
+  }
+}
+
+void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
+  auto guest = std::make_shared<Guest>(++last_id_, executor_, peer);
+  if (const auto why = limiter_.admit(guest->id, guest->key, Clock::now()))
+    return note(*why, guest->key, refusal_line(*why, {peer.to_string(), {}, {}}, side_));
+  const auto turn = limiter_.next_turn();
+  if (turn && *turn <= Clock::now()) close_overdue();  // another connection was evicted for this one
+  if (stopped_) return;
+  set_link_options(socket.get());
+  error_code error;
+  guest->socket.assign(socket.get(), error);
+  if (error) return limiter_.ended(guest->id);
+  socket.release();
+  guests_.emplace(guest->id, guest);
+  if (limiter_.full()) accepts_->pause();
+  spawn(executor_, greet(shared_from_this(), guest));
+  if (!stopped_) watch();
+}
+
+Awaitable<> SecureAcceptor::greet(std::shared_ptr<SecureAcceptor> self, std::shared_ptr<Guest> guest) {
+  const bool offer = co_await self->read_client_hello(guest);
+  if (guest->gone || !offer || !self->identify(*guest) || !self->begin_tls(*guest)) co_return;
+  const HandshakeEnd end = co_await guest->stream->handshake();
+  if (guest->gone) co_return;
+  if (end.refusal) co_return self->refuse(*guest, *end.refusal, end.detail);
+  guest->proven = true;
+  const auto line = co_await read_line(*guest->stream);
+  const auto hello = line ? parse_hello(*line) : Result<LinkHello>(line.error());
+  if (guest->gone) co_return;
+  if (!hello) co_return self->refuse(*guest, LinkRefusal::kBadHello, hello.error().text);
+  self->leave(*guest);
+  self->options_.on_joined({std::move(guest->stream), *guest->claim, guest->peer, *hello});
+}
+
+/// Returns true when `received` contains a whole ddplaunch hello.
+Awaitable<bool> SecureAcceptor::read_client_hello(std::shared_ptr<Guest> guest) {
+  while (!guest->gone) {
+    const ReceiveResult got = receive(guest->socket.native_handle(), guest->received);
+    if (got == ReceiveResult::kEnd) {
+      refuse(*guest, LinkRefusal::kBroken, guest->received.empty() ? "it sent nothing" : "in its hello");
+      break;
+    }
+    if (got == ReceiveResult::kNothing) {
+      (void)co_await guest->socket.async_wait(Descriptor::wait_read, kUseTuple);
+      continue;
+    }
+    const ParsedClientHello parsed = parse_client_hello(guest->received);
+    if (parsed.complete) co_return true;
+    if (!parsed.refusal) continue;
+    refuse(*guest, *parsed.refusal,
+           parsed.why.empty() ? printable_start(guest->received) : std::string(parsed.why));
+  }
+  co_return false;
+}
+
+/// Reads the identity in the hello and returns whether it is admitted. It is not proven yet.
+bool SecureAcceptor::identify(Guest& guest) {
+  auto identity = parse_identity(parse_client_hello(guest.received).identity);
+  if (!identity) {
+    const bool other_link = identity.error() == LinkRefusal::kOtherLink;
+    refuse(guest, identity.error(), other_link ? "" : "its identity is not one of ddplaunch");
+    return false;
+  }
+  guest.claim = std::move(*identity);
+  if (guest.claim->role != options_.awaited)
+    refuse(guest, LinkRefusal::kOtherRole);
+  else if (!options_.job.empty() && guest.claim->job != options_.job)
+    refuse(guest, LinkRefusal::kOtherJob);
+  else
+    limiter_.greeted(guest.id);
+  return !guest.gone;
+}
+
+bool SecureAcceptor::begin_tls(Guest& guest) {
+  const auto link = link_key(options_.token.secret, guest.claim->role, guest.claim->job, guest.claim->node);
+  auto key = link ? session_key(*link, *guest.claim) : Result<Secret>(link.error());
+  if (!key) {
+    refuse(guest, LinkRefusal::kBroken, key.error().text);
+    return false;
+  }
+  auto stream = SecureStream::make(
+      context_, SecureStream::TlsRole::kServer,
+      {std::move(guest.socket), *guest.claim, std::move(*key), std::exchange(guest.received, {})});
+  if (!stream) {
+    refuse(guest, LinkRefusal::kBroken, stream.error().text);
+    return false;
+  }
+  guest.stream = std::move(*stream);
+  return true;
+}
+
+/// Removes the guest from the count, sends the alert if the guest can receive it, closes, and writes the log
+/// line.
+void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
+  if (guest.proven && std::exchange(why, LinkRefusal::kBadHello) != LinkRefusal::kBadHello)
+    detail = "none came in time";
+  // Only a ddplaunch hello with a wrong proof counts as failed. Slow or closed connections and other
+  // protocols do not.
+  const bool failed = guest.stream && (why == LinkRefusal::kTokenDiffers || why == LinkRefusal::kOtherTls);
+  leave(guest);
+  if (failed) limiter_.failed(guest.key, Clock::now());
+  // OpenSSL has sent its own alert if it found the error.
+  const auto alert = alert_of(why);
+  if (alert && !guest.stream && guest.socket.is_open()) {
+    const std::string record = alert_record(*alert);
+    (void)::send(guest.socket.native_handle(), record.data(), record.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+  guest.close();
+  note(why, guest.key, refusal_line(why, {guest.peer.to_string(), guest.claim, std::move(detail)}, side_));
+}
+
+void SecureAcceptor::note(LinkRefusal why, const std::string& address, std::string line) {
+  if (stopped_ || !options_.on_note) return;
+  const auto passed = log_.pass(why, address, std::move(line), Clock::now());
+  if (passed) options_.on_note(*passed);
+}
+
+/// Ends the guest's wait.
+void SecureAcceptor::leave(Guest& guest) {
+  guest.gone = true;
+  limiter_.ended(guest.id);
+  guests_.erase(guest.id);
+  if (!limiter_.full()) accepts_->go_on();
+}
+
+void SecureAcceptor::watch() {
+  const auto turn = limiter_.next_turn();
+  if (!turn || (watched_ && *watched_ <= *turn)) return;
+  watched_ = turn;
+  timer_.expires_at(*turn);
+  timer_.async_wait([weak = weak_from_this()](const error_code& error) {
+    if (const auto self = weak.lock(); self && !error) self->close_overdue();
+  });
+}
+
+void SecureAcceptor::close_overdue() {
+  watched_.reset();
+  for (const AdmissionLimiter::Overdue& overdue : limiter_.take_overdue(Clock::now())) {
+    const auto entry = guests_.find(overdue.id);
+    if (entry == guests_.end()) continue;
+    const std::shared_ptr<Guest> guest = entry->second;
+    refuse(*guest, overdue.why);
+    if (stopped_) return;
+  }
+  watch();
+}
+
+namespace {
+
+using asio::ip::tcp;
+constexpr std::chrono::milliseconds kFirstPause{50};
+/// The time for the answer of an end that has accepted the link.
+constexpr std::chrono::seconds kAnswerTime{10};
+/// The time until a master misses the process that this one replaces; it relies on heartbeats.
+constexpr std::chrono::seconds kReplaceTime{6};
+constexpr std::chrono::milliseconds kReplacePause{500};
+/// A restarting daemon listens again within this time.
+constexpr std::chrono::seconds kRestartTime{5};
+
+/// Closes what is under way at a deadline. Destroying the object cancels the deadline.
+class CloseAt {
+ public:
+  CloseAt(const asio::any_io_executor& executor, Clock::time_point at, std::function<void()> close)
+      : timer_(executor, at) {
+    timer_.async_wait(
+        [late = std::weak_ptr<bool>(late_), close = std::move(close)](const error_code& cancelled) {
+          const auto alive = late.lock();
+          if (cancelled || !alive) return;
+          *alive = true;
+          close();
+        });
+  }
+  bool late() const { return *late_; }
+
+ private:
+  std::shared_ptr<bool> late_ = std::make_shared<bool>(false);
+  asio::steady_timer timer_;
+};
+
+/// Returns whether the calling task was cancelled.
+Awaitable<bool> is_cancelled() {
+  const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+  co_return state.cancelled() != asio::cancellation_type::none;
+}
+
+JoinOutcome failed(ErrorCode code, std::string text, bool try_again, int sys = 0) {
+  JoinOutcome outcome;
+  outcome.error = Error{code, std::move(text), sys};
+  outcome.try_again = try_again;
+  return outcome;
+}
+
+Result<LinkIdentity> fresh_identity(const JoinAs& as) {
+  LinkIdentity identity{as.role, as.job, as.node, {}};
+  if (::getrandom(identity.nonce.data(), identity.nonce.size(), 0) !=
+      static_cast<ssize_t>(identity.nonce.size()))
+    return system_error(errno, "random bytes for a link");
+  return identity;
+}
+
+/// Returns no error when connected, else the errno.
+Awaitable<error_code> connect_socket(Descriptor& socket, const tcp::endpoint& endpoint) {
+  UniqueFd fd(
+      ::socket(endpoint.protocol().family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  if (!fd) co_return error_code(errno, boost::system::system_category());
+  error_code error;
+  socket.assign(fd.get(), error);
+  if (error) co_return error;
+  fd.release();
+  if (::connect(socket.native_handle(), endpoint.data(), static_cast<socklen_t>(endpoint.size())) == 0)
+    co_return error_code();
+  if (errno != EINPROGRESS) co_return error_code(errno, boost::system::system_category());
+  do {  // base/asio.h explains why readiness is checked again
+    const auto [waited] = co_await socket.async_wait(Descriptor::wait_write, kUseTuple);
+    if (waited) co_return waited;
+  } while (!is_writable(socket.native_handle()));
+  int result = 0;
+  socklen_t size = sizeof result;
+  ::getsockopt(socket.native_handle(), SOL_SOCKET, SO_ERROR, &result, &size);
+  co_return error_code(result, boost::system::system_category());
+}
+
+ErrorCode code_of(LinkRefusal refusal) {
+  switch (refusal) {
+    case LinkRefusal::kOtherLink:
+    case LinkRefusal::kOtherTls:
+    case LinkRefusal::kPlain:
+    case LinkRefusal::kHttp:
+    case LinkRefusal::kOtherVersion:
+      return ErrorCode::kAgentMismatch;
+    case LinkRefusal::kTaken:
+    case LinkRefusal::kOutOfRange:
+    case LinkRefusal::kFull:
+    case LinkRefusal::kOtherSize:
+      return ErrorCode::kUsage;
+    case LinkRefusal::kNoAgent:
+      return ErrorCode::kAgentMissing;
+    case LinkRefusal::kBadHello:
+      return ErrorCode::kLinkLost;
+    case LinkRefusal::kSilent:
+      return ErrorCode::kTimeout;
+    default:
+      return ErrorCode::kUnreachable;
+  }
+}
+
+/// `detail` is what the other side sent.
+JoinOutcome refused(LinkRefusal refusal, const LinkSide& here, const std::string& detail) {
+  const bool again = refusal == LinkRefusal::kBroken || refusal == LinkRefusal::kTooMany;
+  return failed(code_of(refusal),
+                join_refusal_text(refusal, here) + (detail.empty() ? "" : " (" + detail + ")"), again);
+}
+
+/// Sends the hello on a proven link and reads the answer. The listening end may still drop the connection
+/// before it has read the last bytes of the handshake; so without an answer the caller tries again.
+Awaitable<JoinOutcome> exchange_hello(std::unique_ptr<SecureStream> stream, const LinkHello& hello,
+                                      const LinkSide& here, Clock::time_point deadline) {
+  const auto executor = co_await asio::this_coro::executor;
+  const CloseAt watch(executor, std::min(deadline, Clock::now() + kAnswerTime),
+                      [raw = stream.get()] { raw->close(); });
+  const error_code unsaid = co_await write_line(*stream, hello_line(hello));
+  const auto line = co_await read_line(*stream);
+  auto answer = line ? parse_answer(*line) : Result<LinkAnswer>(line.error());
+  if (!answer) {
+    JoinOutcome outcome =
+        refused(LinkRefusal::kBadHello, here, watch.late() ? "it was silent" : answer.error().text);
+    outcome.try_again = unsaid || watch.late() || answer.error().code == ErrorCode::kLinkLost;
+    if (!outcome.try_again) outcome.error.code = answer.error().code;
+    co_return outcome;
+  }
+  if (!answer->rank) {
+    JoinOutcome outcome = refused(answer->refusal, here, {});
+    outcome.error.text += ": " + answer->text;
+    outcome.answer = std::move(*answer);
+    co_return outcome;
+  }
+  JoinOutcome outcome;
+  outcome.stream = std::move(stream);
+  outcome.answer = std::move(*answer);
+  co_return outcome;
+}
+
+Awaitable<JoinOutcome> connect_one(std::shared_ptr<const SecureContext> context, tcp::endpoint endpoint,
+                                   const LinkGoal& goal, const LinkSide& here, Clock::time_point deadline) {
+  const auto executor = co_await asio::this_coro::executor;
+  const auto identity = fresh_identity(goal.as);
+  if (!identity) co_return failed(identity.error().code, identity.error().text, false);
+  auto key = session_key(goal.as.key, *identity);
+  if (!key) co_return failed(key.error().code, key.error().text, false);
+  Descriptor socket(executor);
+  {
+    const CloseAt watch(executor, deadline, [&socket] {
+      error_code ignored;
+      socket.close(ignored);
+    });
+    const error_code error = co_await connect_socket(socket, endpoint);
+    if (error || watch.late()) {
+      const error_code why = watch.late() ? asio::error::timed_out : error;
+      const bool late = why == asio::error::timed_out;
+      co_return failed(late ? ErrorCode::kTimeout : ErrorCode::kUnreachable,
+                       "no answer at " + here.where + ": " + why.message(), true, why.value());
+    }
+  }
+  set_link_options(socket.native_handle());
+  auto stream = SecureStream::make(std::move(context), SecureStream::TlsRole::kClient,
+                                   {std::move(socket), *identity, std::move(*key)});
+  if (!stream) co_return failed(stream.error().code, stream.error().text, false);
+  {
+    const CloseAt watch(executor, deadline, [raw = stream->get()] { raw->close(); });
+    const HandshakeEnd end = co_await (*stream)->handshake();
+    if (watch.late()) co_return refused(LinkRefusal::kSilent, here, {});
+    if (end.refusal) co_return refused(*end.refusal, here, end.detail);
+  }
+  co_return co_await exchange_hello(std::move(*stream), goal.hello, here, deadline);
+}
+
+}  // namespace
+
+Result<JoinAs> join_as(const LinkToken& token, LinkRole role, std::string job, std::string node) {
+  auto key = link_key(token.secret, role, job, node);
+  if (!key) return key.error();
+  return JoinAs{role,         std::move(job),           std::move(node), std::move(*key),
+                token.origin, token_check(token.secret)};
+}
+
+Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> context,
+                                      std::vector<tcp::endpoint> endpoints, const LinkGoal& goal,
+                                      Clock::time_point deadline) {
+  LinkSide here{format_endpoint(goal.host, goal.port), goal.as.token_origin, goal.as.token_check, goal.as.job,
+                goal.as.role};
+  const std::string where = here.where;
+  JoinOutcome outcome = failed(ErrorCode::kUnreachable, where + " has no address", true);
+  for (std::size_t i = 0; i < endpoints.size(); ++i) {
+    const std::string address = endpoints[i].address().to_string();
+    here.where = where.find(address) == std::string::npos ? where + " (" + address + ")" : where;
+    // If one address drops packets, the others still get their share of the time.
+    const auto now = Clock::now();
+    const auto share = now + (deadline - now) / static_cast<long>(endpoints.size() - i);
+    outcome = co_await connect_one(context, endpoints[i], goal, here, share);
+    outcome.address = address;
+    const bool cancelled = co_await is_cancelled();
+    if (cancelled && !outcome.stream) co_return failed(ErrorCode::kCancelled, "cancelled", false);
+    if (outcome.stream || !outcome.try_again) break;
+  }
+  co_return outcome;
+}
+
+Awaitable<JoinOutcome> secure_join(std::shared_ptr<const SecureContext> context, const Resolve& resolve,
+                                   const LinkGoal& goal, Clock::time_point deadline) {
+  std::minstd_rand random(std::random_device{}());
+  const auto executor = co_await asio::this_coro::executor;
+  const bool to_daemon = goal.as.role == LinkRole::kMaster;
+  const auto patient_until = to_daemon ? std::min(deadline, Clock::now() + kRestartTime) : deadline;
+  const std::chrono::milliseconds longest_pause(to_daemon ? 1000 : 2000);
+  std::optional<Clock::time_point> replaced_by;
+  std::chrono::milliseconds pause = kFirstPause;
+  for (;;) {
+    auto endpoints = co_await resolve(goal.host, goal.port, deadline);
+    JoinOutcome outcome;
+    if (endpoints)
+      outcome = co_await secure_connect(context, std::move(*endpoints), goal, deadline);
+    else
+      outcome = failed(endpoints.error().code, endpoints.error().text, !to_daemon);
+    const bool occupied =
+        outcome.answer.refusal == LinkRefusal::kTaken || outcome.answer.refusal == LinkRefusal::kFull;
+    if (occupied) {
+      if (!replaced_by) replaced_by = Clock::now() + kReplaceTime;
+      outcome.try_again = Clock::now() < *replaced_by;
+      pause = kReplacePause;
+    }
+    if (outcome.stream || !outcome.try_again) co_return outcome;
+    // Waits between half and all of the pause, so that nodes refused together do not retry together.
+    const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
+    if (Clock::now() + wait >= patient_until) {
+      if (to_daemon || occupied) co_return outcome;
+      outcome.error.code = ErrorCode::kTimeout;
+      outcome.error = within("no master answered in time", std::move(outcome.error));
+      if (endpoints)
+        outcome.error.text += "; check that ddplaunch runs on node 0 and that this port is open there";
+      co_return outcome;
+    }
+    co_await pause_for(executor, wait);
+    const bool cancelled = co_await is_cancelled();
+    if (cancelled) co_return failed(ErrorCode::kCancelled, "cancelled", false);
+    pause = std::min(2 * pause, longest_pause);
+  }
+}
+
+Awaitable<Result<std::vector<tcp::endpoint>>> address_only(std::string host, std::uint16_t port,
+                                                           Clock::time_point) {
+  error_code error;
+  const auto address = asio::ip::make_address(host, error);
+  if (error) co_return Error{ErrorCode::kUsage, host + " is not an address"};
+  co_return std::vector<tcp::endpoint>{{address, port}};
+}
+
+Awaitable<error_code> write_line(ByteStream& stream, std::string bytes) {
+  std::size_t sent = 0;
+  error_code error;
+  while (!error && sent < bytes.size()) {
+    const auto [failed, count] =
+        co_await stream.write_some(asio::buffer(bytes.data() + sent, bytes.size() - sent));
+    sent += count;
+    error = failed;
+  }
+  co_return error;
+}
+
+Awaitable<Result<std::string>> read_line(ByteStream& stream) {
+  std::string line;
+  while (line.size() < kMaxHelloLine) {
+    char next = 0;
+    const auto [error, count] = co_await stream.read_some(asio::buffer(&next, 1));
+    if (count == 1 && next == '\n') co_return line;
+    if (error) {
+      co_return Error{line.empty() ? ErrorCode::kLinkLost : ErrorCode::kProtocol,
+                      error == asio::error::eof ? "the other side closed the connection" : error.message(),
+                      0};
+    }
+    line.append(&next, count);
+  }
+  co_return Error{ErrorCode::kProtocol, "its first line is too long", 0};
+}
+
+}  // namespace ddp::rendezvous
