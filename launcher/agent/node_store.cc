@@ -14,7 +14,6 @@
 
 #include "base/crypto.h"
 #include "launcher/job/job_spec.h"
-#include "rendezvous/link/tcp_listener.h"
 #include "rendezvous/store/tcp_store_codec.h"
 
 namespace ddp::launcher {

@@ -85,12 +85,12 @@ Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_execu
   auto context = SecureContext::make();
   if (!context) return context.error();
   std::shared_ptr<SecureAcceptor> made(new SecureAcceptor(executor, std::move(*context), std::move(options)));
-  AcceptLoop::Callbacks accepted;
-  accepted.on_connection = [weak = made->weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
+  AcceptLoop::OnConnection accepted = [weak = made->weak_from_this()](UniqueFd socket,
+                                                                      const asio::ip::address& peer) {
     if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
   };
   auto accepts =
-      AcceptLoop::start(std::move(executor), std::move(made->options_.listener), {}, std::move(accepted));
+      AcceptLoop::start(std::move(executor), std::move(made->options_.listener), std::move(accepted));
   if (!accepts) return accepts.error();
   made->accepts_ = std::move(*accepts);
   return made;

@@ -2,40 +2,15 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <sys/random.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
-#include <random>
 #include <utility>
-
-#include "base/text.h"
 
 namespace ddp::rendezvous {
 namespace {
-
-std::array<std::uint8_t, 16> mapped_bytes(const asio::ip::address& address) {
-  if (address.is_v6()) return address.to_v6().to_bytes();
-  return asio::ip::make_address_v6(asio::ip::v4_mapped, address.to_v4()).to_bytes();
-}
-
-bool same_prefix(const std::array<std::uint8_t, 16>& a, const std::array<std::uint8_t, 16>& b,
-                 unsigned bits) {
-  const unsigned whole = bits / 8;
-  if (!std::equal(a.begin(), a.begin() + whole, b.begin())) return false;
-  const unsigned rest = bits % 8;
-  return rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0;
-}
-
-/// Removes the zone, which names an interface of another machine and may not exist here.
-std::string without_zone(std::string_view address) {
-  const bool v6 = address.find(':') != std::string_view::npos;
-  return std::string(address.substr(0, v6 ? address.find('%') : address.size()));
-}
 
 /// Turns ::ffff:10.0.0.7 into 10.0.0.7. A socket that serves both families shows IPv4 peers in that form.
 asio::ip::address without_mapping(const asio::ip::address& address) {
@@ -56,7 +31,6 @@ asio::ip::address address_of(const sockaddr_storage& storage) {
 }
 
 constexpr int kAcceptsAtOnce = 64;
-constexpr std::size_t kMaxRemembered = 4096;  // addresses reported to on_refused
 constexpr auto kRest = std::chrono::milliseconds(100);
 
 bool is_starvation(int error) {
@@ -65,56 +39,7 @@ bool is_starvation(int error) {
 
 }  // namespace
 
-void AddressFilter::allow(const asio::ip::address& address) {
-  addresses_.insert(mapped_bytes(address));
-}
-
-Result<> AddressFilter::allow_network(std::string_view text) {
-  const auto wrong = [text] {
-    return Error{
-        ErrorCode::kUsage,
-        "'" + std::string(text) + "' is neither an address nor a network such as 10.1.0.0/16 or fd00::/8"};
-  };
-  const std::size_t slash = text.find('/');
-  error_code ec;
-  const asio::ip::address address = asio::ip::make_address(without_zone(text.substr(0, slash)), ec);
-  if (ec) return wrong();
-  const unsigned width = address.is_v4() ? 32 : 128;
-  unsigned prefix = width;
-  if (slash != std::string_view::npos) {
-    const auto given = parse_number<unsigned>(text.substr(slash + 1));
-    if (!given || *given > width) return wrong();
-    prefix = *given;
-  }
-  const asio::ip::address plain = without_mapping(address);
-  if (plain != address && prefix < 96) {
-    const std::string meant = prefix <= 32 ? plain.to_string() + "/" + std::to_string(prefix) : "10.1.0.0/16";
-    return Error{
-        ErrorCode::kUsage,
-        "'" + std::string(text) + "' would admit every IPv4 address; write an IPv4 network as " + meant};
-  }
-  if (prefix == width)
-    allow(address);
-  else
-    networks_.push_back({mapped_bytes(address), prefix + 128 - width});
-  return {};
-}
-
-bool AddressFilter::allows(const asio::ip::address& address) const {
-  if (empty()) return true;
-  const auto bytes = mapped_bytes(address);
-  return addresses_.contains(bytes) ||
-         std::any_of(networks_.begin(), networks_.end(), [&bytes](const AddressRange& network) {
-           return same_prefix(network.bytes, bytes, network.prefix);
-         });
-}
-
 namespace {
-
-constexpr std::uint16_t kFirstPort = 10000;  // well-known services of a cluster use lower ports
-constexpr std::uint16_t kNeighbours = 3;
-constexpr std::uint16_t kLastPort = 65535 - kNeighbours;
-constexpr int kMaxTries = 256;
 
 struct SocketAddress {
   sockaddr_storage storage{};
@@ -198,13 +123,6 @@ Result<std::uint16_t> port_of(int fd) {
                                              : reinterpret_cast<sockaddr_in*>(&storage)->sin_port);
 }
 
-bool neighbours_free(ListenScope scope, std::uint16_t port) {
-  for (std::uint16_t i = 1; i <= kNeighbours; ++i) {
-    if (port + i > 65535 || !bind_scope(scope, static_cast<std::uint16_t>(port + i))) return false;
-  }
-  return true;
-}
-
 Result<TcpListener> listening(std::vector<UniqueFd> fds, std::uint16_t port) {
   for (const UniqueFd& fd : fds) {
     if (::listen(fd.get(), SOMAXCONN) < 0) return system_error(errno, at_port(port));
@@ -212,24 +130,6 @@ Result<TcpListener> listening(std::vector<UniqueFd> fds, std::uint16_t port) {
   Result<std::uint16_t> chosen = port_of(fds.front().get());
   if (!chosen) return chosen.error();
   return TcpListener{std::move(fds), *chosen};
-}
-
-// Random order, so that jobs that start together on one host do not try the same ports in turn.
-std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
-  std::vector<std::uint16_t> all;
-  for (const PortRange& range : ranges) {
-    for (unsigned port = range.first; port <= range.last; ++port)
-      all.push_back(static_cast<std::uint16_t>(port));
-  }
-  // Not std::random_device: train contains this code, and must run on an older glibc (checkpoint.cc).
-  std::uint32_t seed = 0;
-  if (::getrandom(&seed, sizeof seed, 0) < 0) seed = static_cast<std::uint32_t>(::getpid());
-  std::minstd_rand random(seed);
-  const std::size_t tries = std::min<std::size_t>(all.size(), kMaxTries);
-  for (std::size_t i = 0; i < tries; ++i)
-    std::swap(all[i], all[std::uniform_int_distribution<std::size_t>(i, all.size() - 1)(random)]);
-  all.resize(tries);
-  return all;
 }
 
 }  // namespace
@@ -260,141 +160,68 @@ Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port
   return listening(std::move(fds), port);
 }
 
-Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange> range) {
-  const std::vector<PortRange> ranges = range ? std::vector{*range} : ports_beside(ephemeral_ports());
-  if (!range && ranges.empty()) return listen_tcp(scope, 0);
-  std::optional<TcpListener> alone;  // free, but with a successor in use
-  Error last{ErrorCode::kUsage, "the range is empty"};
-  for (const std::uint16_t port : candidates(ranges)) {
-    Result<TcpListener> listener = listen_tcp(scope, port);
-    if (!listener) {
-      last = listener.error();
-      if (last.sys != EADDRINUSE && last.sys != EACCES) return last;  // no other port would be better
-      continue;
-    }
-    if (neighbours_free(scope, port)) return listener;
-    if (!alone) alone = std::move(*listener);
-  }
-  if (alone) return std::move(*alone);
-  const std::string where =
-      range ? "in the range " + std::to_string(range->first) + "-" + std::to_string(range->last)
-            : std::string("outside the ephemeral range");
-  return Error{last.code, "no free port " + where + ": " + last.text, last.sys};
+bool is_port_free(ListenScope scope, std::uint16_t port) {
+  return bind_scope(scope, port).has_value();
 }
-
-PortRange ephemeral_ports() {
-  unsigned first = 32768;
-  unsigned last = 60999;
-  if (std::FILE* file = std::fopen("/proc/sys/net/ipv4/ip_local_port_range", "re")) {
-    if (std::fscanf(file, "%u %u", &first, &last) != 2 || first > last || last > 65535) {
-      first = 32768;
-      last = 60999;
-    }
-    std::fclose(file);
-  }
-  return {static_cast<std::uint16_t>(first), static_cast<std::uint16_t>(last)};
-}
-
-std::vector<PortRange> ports_beside(PortRange ephemeral) {
-  std::vector<PortRange> out;
-  // The successors must be outside as well.
-  if (ephemeral.first > kFirstPort + kNeighbours) {
-    out.push_back({kFirstPort, static_cast<std::uint16_t>(ephemeral.first - kNeighbours - 1)});
-  }
-  const unsigned above = std::max<unsigned>(ephemeral.last + 1U, kFirstPort);
-  if (above <= kLastPort) out.push_back({static_cast<std::uint16_t>(above), kLastPort});
-  return out;
-}
-
-AcceptLoop::AcceptLoop(asio::any_io_executor executor, AddressFilter filter, Callbacks callbacks)
-    : executor_(std::move(executor)),
-      filter_(std::move(filter)),
-      callbacks_(std::move(callbacks)),
-      retry_(executor_) {}
 
 Result<std::shared_ptr<AcceptLoop>> AcceptLoop::start(asio::any_io_executor executor, TcpListener listener,
-                                                      AddressFilter filter, Callbacks callbacks) {
-  std::shared_ptr<AcceptLoop> loop(
-      new AcceptLoop(std::move(executor), std::move(filter), std::move(callbacks)));
+                                                      OnConnection on_connection) {
+  std::shared_ptr<AcceptLoop> loop(new AcceptLoop(executor, std::move(on_connection)));
   for (UniqueFd& fd : listener.fds) {
     error_code ec;
-    auto& added = loop->listeners_.emplace_back(loop->executor_);
+    auto& added = loop->listeners_.emplace_back(executor);
     added.assign(fd.get(), ec);
     if (ec) return system_error(ec.value(), "watch port " + std::to_string(listener.port));
     fd.release();
   }
   for (std::size_t i = 0; i < loop->listeners_.size(); ++i)
-    loop->await(i);
+    spawn(executor, accept_all(loop, i));
   return loop;
+}
+
+void AcceptLoop::go_on() {
+  if (std::exchange(paused_, false)) resumed_.cancel();
 }
 
 void AcceptLoop::stop() {
   stopped_ = true;
   retry_.cancel();
+  resumed_.cancel();
   listeners_.clear();
 }
 
-void AcceptLoop::await(std::size_t index) {
-  listeners_[index].async_wait(asio::posix::stream_descriptor::wait_read,
-                               [self = shared_from_this(), index](const error_code& ec) {
-                                 if (!ec && !self->stopped_) self->accept_some(index);
-                               });
+Awaitable<> AcceptLoop::accept_all(std::shared_ptr<AcceptLoop> self, std::size_t index) {
+  while (!self->stopped_) {
+    if (self->paused_) {
+      co_await self->resumed_.async_wait(kUseTuple);
+      continue;
+    }
+    const auto [error] =
+        co_await self->listeners_[index].async_wait(asio::posix::stream_descriptor::wait_read, kUseTuple);
+    if (error || self->stopped_) co_return;
+    if (self->accept_some(index)) continue;
+    // A ready listener without a free descriptor would spin.
+    self->retry_.expires_after(kRest);
+    co_await self->retry_.async_wait(kUseTuple);
+  }
 }
 
-void AcceptLoop::accept_some(std::size_t index) {
+/// Returns false if accepting must rest, since descriptors or memory are short.
+bool AcceptLoop::accept_some(std::size_t index) {
   for (int i = 0; i < kAcceptsAtOnce && !stopped_ && !paused_; ++i) {
     sockaddr_storage storage{};
     socklen_t size = sizeof storage;
     UniqueFd socket(::accept4(listeners_[index].native_handle(), reinterpret_cast<sockaddr*>(&storage), &size,
                               SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket) {
-      if (errno == EAGAIN) break;
-      if (is_starvation(errno)) return rest();
-      continue;  // an error of this one connection: the peer hung up, a firewall refused it, or a signal came
-    }
-    const asio::ip::address address = address_of(storage);
-    if (filter_.allows(address)) {
-      callbacks_.on_connection(std::move(socket), address);
+    if (socket) {
+      on_connection_(std::move(socket), address_of(storage));
     } else {
-      refuse(address);
+      if (errno == EAGAIN) return true;
+      if (is_starvation(errno)) return false;
+      // Otherwise an error of this one connection: the peer hung up, a firewall refused it, or a signal came.
     }
   }
-  if (!stopped_ && !paused_) await(index);
-}
-
-void AcceptLoop::refuse(const asio::ip::address& address) {
-  if (refused_from_.size() >= kMaxRemembered || !refused_from_.insert(address).second) return;
-  if (callbacks_.on_refused) callbacks_.on_refused(address);
-}
-
-// A ready listener without a free descriptor would spin, so accepting pauses until a descriptor may be free.
-void AcceptLoop::rest() {
-  if (resting_) return;
-  resting_ = true;
-  retry_.expires_after(kRest);
-  retry_.async_wait([self = shared_from_this()](const error_code&) { self->resume(); });
-}
-
-void AcceptLoop::resume() {
-  if (!resting_ || stopped_) return;
-  resting_ = false;
-  await_all();
-}
-
-void AcceptLoop::go_on() {
-  if (!paused_ || stopped_) return;
-  paused_ = false;
-  // Posted, since the caller may be a callback of accept_some, which then waits again itself.
-  asio::post(executor_, [self = shared_from_this()] {
-    if (!self->stopped_ && !self->paused_) self->await_all();
-  });
-}
-
-void AcceptLoop::await_all() {
-  for (std::size_t i = 0; i < listeners_.size(); ++i) {
-    listeners_[i].cancel();  // a listener that did not rest still has a wait
-    await(i);
-  }
+  return true;
 }
 
 }  // namespace ddp::rendezvous

@@ -1,16 +1,12 @@
 #pragma once
 
-#include <sys/socket.h>
-
-#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <set>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/asio.h"
@@ -19,39 +15,9 @@
 
 namespace ddp::rendezvous {
 
-/// The peers that a port of the job accepts: the addresses of its nodes, and networks named by the user. It
-/// keeps out stray connections and scanners, but is not authentication. A value; no I/O.
-class AddressFilter {
- public:
-  /// Admits one address, mapped or not.
-  void allow(const asio::ip::address& address);
-  /// Admits "10.1.0.0/16", "fd00::/8" or a single address; a zone ("fe80::1%eth0") is ignored. kUsage when
-  /// the text is neither.
-  Result<> allow_network(std::string_view text);
-  /// Returns whether the address is admitted; true for all if nothing was ever allowed (no filter).
-  bool allows(const asio::ip::address& address) const;
-  bool empty() const { return networks_.empty() && addresses_.empty(); }
-
- private:
-  using AddressBytes = std::array<std::uint8_t, 16>;  // IPv4 as mapped IPv6
-  struct AddressRange {
-    AddressBytes bytes;
-    unsigned prefix;  // bits, of 128
-  };
-
-  std::set<AddressBytes> addresses_;  // may have 10,000 nodes, and is checked for each of their workers
-  std::vector<AddressRange> networks_;
-};
-
 enum class ListenScope : std::uint8_t {
   kAllInterfaces,  ///< both families, on one socket
   kLoopback,       ///< 127.0.0.1, and ::1 if the host has IPv6
-};
-
-/// An inclusive range of ports.
-struct PortRange {
-  std::uint16_t first = 0;
-  std::uint16_t last = 0;
 };
 
 /// Listening sockets of one port: non-blocking, close-on-exec.
@@ -67,34 +33,21 @@ Result<TcpListener> listen_tcp(ListenScope scope, std::uint16_t port);
 /// Listens on one numeric address of this machine, of either family. kUsage: the text is no numeric address.
 Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port);
 
-/// Listens on a port of `range`. If no range is given, uses a port outside the ephemeral range, which no
-/// outgoing connection can take. Prefers a port whose three successors are free too, since programs use
-/// MASTER_PORT + 1 … + 3 without asking.
-Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange> range);
+/// Returns whether this process could listen on the port now.
+bool is_port_free(ListenScope scope, std::uint16_t port);
 
-/// Returns the ports for outgoing connections (net.ipv4.ip_local_port_range); 32768–60999 when unreadable.
-PortRange ephemeral_ports();
-/// Returns the unprivileged ports outside `ephemeral`; empty when it covers all of them.
-std::vector<PortRange> ports_beside(PortRange ephemeral);
-
-/// Accepts connections from the addresses that a filter admits. A bad peer or a lack of descriptors never
-/// ends the loop. All calls and callbacks on the executor's thread; a callback may call stop().
-class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
+/// Accepts connections. A bad peer or a lack of descriptors never ends the loop. All calls and callbacks on
+/// the executor's thread; a callback may call stop().
+class AcceptLoop {
  public:
-  struct Callbacks {
-    /// Gets a connection, non-blocking and close-on-exec, and its peer's address without v4 mapping.
-    std::function<void(UniqueFd, const asio::ip::address&)> on_connection;
-    /// Called once per address that the filter refused. May be empty.
-    std::function<void(const asio::ip::address&)> on_refused;
-  };
+  /// Gets a connection, non-blocking and close-on-exec, and its peer's address without v4 mapping.
+  using OnConnection = std::function<void(UniqueFd, const asio::ip::address&)>;
 
   static Result<std::shared_ptr<AcceptLoop>> start(asio::any_io_executor executor, TcpListener listener,
-                                                   AddressFilter filter, Callbacks callbacks);
+                                                   OnConnection on_connection);
 
   /// Call it when the process has closed a descriptor: accepting resumes at once if it rests.
-  void descriptor_freed() {
-    if (resting_) retry_.cancel();
-  }
+  void descriptor_freed() { retry_.cancel(); }
   /// Leaves new connections in the kernel's queue until `go_on`.
   void pause() { paused_ = true; }
   void go_on();
@@ -102,23 +55,19 @@ class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
   void stop();
 
  private:
-  AcceptLoop(asio::any_io_executor executor, AddressFilter filter, Callbacks callbacks);
-  void await(std::size_t index);
-  void accept_some(std::size_t index);
-  void refuse(const asio::ip::address& address);
-  void rest();
-  void resume();
-  void await_all();
+  AcceptLoop(const asio::any_io_executor& executor, OnConnection on_connection)
+      : on_connection_(std::move(on_connection)),
+        retry_(executor),
+        resumed_(executor, std::chrono::steady_clock::time_point::max()) {}
+  static Awaitable<> accept_all(std::shared_ptr<AcceptLoop> self, std::size_t index);
+  bool accept_some(std::size_t index);
 
-  asio::any_io_executor executor_;
-  AddressFilter filter_;
-  Callbacks callbacks_;
+  OnConnection on_connection_;
   std::vector<asio::posix::stream_descriptor> listeners_;
   asio::steady_timer retry_;
-  bool resting_ = false;
+  asio::steady_timer resumed_;  ///< never expires; cancelled by go_on() and stop()
   bool paused_ = false;
   bool stopped_ = false;
-  std::set<asio::ip::address> refused_from_;
 };
 
 }  // namespace ddp::rendezvous

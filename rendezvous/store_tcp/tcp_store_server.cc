@@ -127,13 +127,11 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
 Result<> TcpStoreServer::Loop::start(TcpListener listener) {
   // A weak pointer, since acceptor and server would keep each other alive. The acceptor does not outlive the
   // server.
-  AcceptLoop::Callbacks callbacks;
-  callbacks.on_connection = [weak = weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
-    if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
-  };
-  callbacks.on_refused = options_.on_refused;
   Result<std::shared_ptr<AcceptLoop>> acceptor =
-      AcceptLoop::start(executor_, std::move(listener), std::move(options_.filter), std::move(callbacks));
+      AcceptLoop::start(executor_, std::move(listener),
+                        [weak = weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
+                          if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
+                        });
   if (!acceptor) return acceptor.error();
   acceptor_ = std::move(*acceptor);
   return {};
@@ -148,6 +146,10 @@ void TcpStoreServer::Loop::stop() {
 }
 
 void TcpStoreServer::Loop::connected(UniqueFd socket, const asio::ip::address& peer) {
+  if (!options_.filter.allows(peer)) {
+    if (options_.filter.notes_refusal(peer) && options_.on_refused) options_.on_refused(peer);
+    return;
+  }
   if (connections_.size() >= max_connections_ && !make_room()) return;
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);

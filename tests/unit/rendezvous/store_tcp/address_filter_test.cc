@@ -1,4 +1,4 @@
-#include "rendezvous/link/tcp_listener.h"
+#include "rendezvous/store_tcp/store_port.h"
 
 #include "tests/support/catch.h"
 
