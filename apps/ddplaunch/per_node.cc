@@ -35,7 +35,7 @@
 #include "launcher/hang/wait_state.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/keeper/keeper.h"
-#include "launcher/links/daemon_shell.h"
+#include "launcher/links/daemon.h"
 #include "launcher/links/join_shell.h"
 #include "launcher/report/exit_code.h"
 #include "launcher/supervisor/attempt_start.h"
@@ -329,14 +329,10 @@ Result<std::uint32_t> own_workers(const JobSpec& spec, const launcher::NodeFacts
 Result<rendezvous::LinkGoal> goal_of(const JobSpec& spec, const rendezvous::LinkToken& token,
                                      const std::string& hostname) {
   const launcher::PerNode& node = *spec.per_node;
-  auto as = rendezvous::join_as(token, rendezvous::LinkRole::kAgent, node.link_job,
-                                rendezvous::link_name_of(hostname));
-  if (!as) return as.error();
-  return rendezvous::LinkGoal{
-      node.master_addr,
-      node.port,
-      std::move(*as),
-      {static_cast<int>(rendezvous::kProtocolVersion), std::string(version()), node.rank, node.nodes}};
+  return rendezvous::link_goal(
+      node.master_addr, node.port,
+      {rendezvous::LinkRole::kAgent, node.link_job, rendezvous::link_name_of(hostname), {}}, token,
+      {static_cast<int>(rendezvous::kProtocolVersion), std::string(version()), node.rank, node.nodes});
 }
 
 /// The connection to the master, as one task of the loop.
@@ -345,14 +341,13 @@ struct Joining {
   const JobSpec& spec;
   const rendezvous::LinkGoal& goal;
   const rendezvous::Resolve& resolve;
-  std::shared_ptr<const rendezvous::SecureContext> context;
   rendezvous::JoinOutcome outcome{
       .error = Error{ErrorCode::kLinkLost, "the ddplaunch of this node was killed", 0}};
   std::optional<Error> stopped = std::nullopt;  ///< set by a signal, which takes precedence over `outcome`
 
   static Awaitable<> join(Joining* self) {
     const auto deadline = Clock::now() + self->spec.start_timeout;
-    auto joined = co_await rendezvous::secure_join(self->context, self->resolve, self->goal, deadline);
+    auto joined = co_await rendezvous::secure_join(self->resolve, self->goal, deadline);
     if (joined.stream) {
       if (!self->spec.quiet) {
         std::fprintf(stderr, "ddplaunch: joined job %s at %s as node %d; its output is shown there\n",
@@ -375,8 +370,6 @@ struct Joining {
 Result<std::unique_ptr<ByteStream>> join_master(asio::io_context& loop, const JobSpec& spec,
                                                 const rendezvous::LinkGoal& goal,
                                                 const launcher::KeeperLink& keeper, asio::signal_set& stop) {
-  auto context = rendezvous::SecureContext::make();
-  if (!context) return context.error();
   remote::Resolver resolver(loop.get_executor(), "give all nodes another --master-addr");
   const rendezvous::Resolve resolve = launcher::resolve_by(resolver, kLookUpTime);
   asio::posix::stream_descriptor keeper_fd(loop, ::fcntl(keeper.watch_fd(), F_DUPFD_CLOEXEC, 0));
@@ -388,7 +381,7 @@ Result<std::unique_ptr<ByteStream>> join_master(asio::io_context& loop, const Jo
       if (!cancelled) std::fprintf(stderr, "ddplaunch: %s\n", waiting_text(spec, here).c_str());
     });
   }
-  Joining joining{loop, spec, goal, resolve, std::move(*context)};
+  Joining joining{loop, spec, goal, resolve};
   stop.async_wait([&joining, &keeper](const error_code& cancelled, int number) {
     if (cancelled) return;
     const std::string sender = keeper.stop_sender();
@@ -493,18 +486,18 @@ Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& l
                                                              JoinListener join_listener,
                                                              UserNotifier notify) {
   launcher::JoinShell::Options options;
-  options.listener = std::move(join_listener.listener);
-  options.token = std::move(join_listener.token);
-  options.link_job = spec.per_node->link_job;
+  options.port.listener = std::move(join_listener.listener);
+  options.port.token = std::move(join_listener.token);
+  options.port.job = spec.per_node->link_job;
   options.terms.nodes = static_cast<int>(spec.hosts.size());
   options.terms.protocol = static_cast<int>(rendezvous::kProtocolVersion);
   options.terms.version = std::string(version());
   options.terms.job_id = spec.job_id;
-  options.where = format_endpoint(spec.per_node->master_addr, spec.per_node->port);
+  options.port.where = format_endpoint(spec.per_node->master_addr, spec.per_node->port);
   if (is_loopback_address(spec.per_node->master_addr))
     options.reach =
         " (only this machine reaches it: nodes elsewhere need its name or address as --master-addr)";
-  if (!spec.quiet) options.on_note = std::move(notify);
+  if (!spec.quiet) options.port.on_note = std::move(notify);
   auto shell = launcher::JoinShell::make(loop.get_executor(), std::move(options));
   if (!shell) return shell.error();
   return std::unique_ptr<remote::RemoteShell>(std::move(*shell));

@@ -18,7 +18,7 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/links/daemon_shell.h"
+#include "launcher/links/daemon.h"
 #include "launcher/report/exit_code.h"
 #include "remote/shells/command_shell.h"
 #include "remote/ssh/ssh_shell.h"
@@ -109,9 +109,8 @@ Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec&
   options.job = spec.job_id;
   options.hello = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
   if (spec.daemon_port != 0) options.port = spec.daemon_port;
-  auto shell = launcher::DaemonShell::make(loop.get_executor(), std::move(options));
-  if (!shell) return shell.error();
-  return Shell(std::move(*shell));
+  if (const auto works = rendezvous::secure_context(); !works) return works.error();
+  return Shell(std::make_unique<launcher::DaemonShell>(loop.get_executor(), std::move(options)));
 }
 
 }  // namespace

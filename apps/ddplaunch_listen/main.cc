@@ -15,7 +15,7 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "launcher/links/daemon_listener.h"
+#include "launcher/links/daemon.h"
 #include "rendezvous/link/link_token.h"
 
 namespace {
@@ -76,6 +76,9 @@ int main(int argc, char** argv) {
     return fail({ddp::ErrorCode::kExec, agent + " is not executed: " + why, EPERM});
   auto listener = open_port(*options);
   if (!listener) return fail(listener.error());
-  const std::string where = endpoint_text(options->address, listener->port);
-  return ddp::launcher::run_daemon_listener({std::move(*listener), where, std::move(*token), agent});
+  ddp::rendezvous::SecureAcceptorOptions port;
+  port.where = endpoint_text(options->address, listener->port);
+  port.listener = std::move(*listener);
+  port.token = std::move(*token);
+  return ddp::launcher::run_daemon_listener(std::move(port), agent);
 }

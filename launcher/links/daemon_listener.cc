@@ -1,4 +1,4 @@
-#include "launcher/links/daemon_listener.h"
+#include "launcher/links/daemon.h"
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -21,11 +21,8 @@
 #include "base/child_process.h"
 #include "base/exit_status.h"
 #include "base/text.h"
-#include "launcher/links/daemon_frame.h"
-#include "launcher/links/daemon_line.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/command_shell.h"
-#include "rendezvous/link/secure_link.h"
 
 namespace ddp::launcher {
 namespace {
@@ -252,7 +249,7 @@ class DaemonListener {
  public:
   explicit DaemonListener(std::string agent) : agent_(std::move(agent)), signals_(loop_) {}
 
-  int run(DaemonListenerOptions options);
+  int run(rendezvous::SecureAcceptorOptions port);
 
  private:
   void await_signal();
@@ -266,17 +263,13 @@ class DaemonListener {
   std::set<pid_t> sessions_;
 };
 
-int DaemonListener::run(DaemonListenerOptions options) {
-  const std::string token =
-      options.token.origin + " (check " + rendezvous::token_check(options.token.secret) + ")";
-  rendezvous::SecureAcceptorOptions settings;
-  settings.listener = std::move(options.listener);
-  settings.where = options.where;
-  settings.token = std::move(options.token);
-  settings.awaited = rendezvous::LinkRole::kMaster;
-  settings.on_joined = [this](JoinedPeer peer) { joined(std::move(peer)); };
-  settings.on_note = say;
-  auto acceptor = SecureAcceptor::start(loop_.get_executor(), std::move(settings));
+int DaemonListener::run(rendezvous::SecureAcceptorOptions port) {
+  const std::string token = port.token.origin + " (check " + rendezvous::token_check(port.token.secret) + ")";
+  const std::string where = port.where;
+  port.awaited = rendezvous::LinkRole::kMaster;
+  port.on_joined = [this](JoinedPeer peer) { joined(std::move(peer)); };
+  port.on_note = say;
+  auto acceptor = SecureAcceptor::start(loop_.get_executor(), std::move(port));
   if (!acceptor) {
     say(acceptor.error().text);
     return 110;
@@ -289,7 +282,7 @@ int DaemonListener::run(DaemonListenerOptions options) {
     if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) signals_.add(number);
   }
   await_signal();
-  say("listening at " + options.where + " for masters with the token of " + token);
+  say("listening at " + where + " for masters with the token of " + token);
   loop_.run();
   return 0;
 }
@@ -337,9 +330,9 @@ void DaemonListener::joined(JoinedPeer peer) {
 
 }  // namespace
 
-int run_daemon_listener(DaemonListenerOptions options) {
-  DaemonListener listener(options.agent);
-  return listener.run(std::move(options));
+int run_daemon_listener(rendezvous::SecureAcceptorOptions port, std::string agent) {
+  DaemonListener listener(std::move(agent));
+  return listener.run(std::move(port));
 }
 
 }  // namespace ddp::launcher

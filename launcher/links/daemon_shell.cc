@@ -1,4 +1,4 @@
-#include "launcher/links/daemon_shell.h"
+#include "launcher/links/daemon.h"
 
 #include <sys/socket.h>
 
@@ -7,17 +7,58 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
-#include <random>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "launcher/links/daemon_line.h"
 #include "remote/shells/command_shell.h"
 
 namespace ddp::launcher {
+
+Awaitable<error_code> DaemonLine::send(std::string frame) {
+  while (busy_ && !broken_)
+    co_await free_.async_wait(kUseTuple);
+  if (broken_) co_return broken_;
+  busy_ = true;
+  std::string_view rest(frame);
+  while (!rest.empty() && !broken_) {
+    const auto [error, size] = co_await stream_->write_some(asio::buffer(rest));
+    rest.remove_prefix(size);
+    if (error && !broken_) broken_ = error;
+  }
+  busy_ = false;
+  free_.cancel();
+  co_return broken_;
+}
+
+void DaemonLine::close() {
+  if (!broken_) broken_ = asio::error::operation_aborted;
+  stream_->close();
+  free_.cancel();
+}
+
+Awaitable<bool> DaemonLine::carry(DaemonFrame kind, LocalSocket& socket) {
+  for (;;) {
+    const auto [waited] = co_await socket.async_wait(LocalSocket::wait_read, kUseTuple);
+    if (waited) co_return true;
+    std::string frame(kDaemonFrameHead + kMaxDaemonPayload, '\0');
+    const auto [error, size] = co_await socket.async_read_some(
+        asio::buffer(frame.data() + kDaemonFrameHead, kMaxDaemonPayload), kUseTuple);
+    if (error) co_return true;
+    frame.resize(kDaemonFrameHead + size);
+    write_daemon_head(kind, size, frame.data());
+    const error_code failed = co_await send(std::move(frame));
+    if (failed) co_return false;
+  }
+}
+
+void end_both_directions(LocalSocket& socket) {
+  error_code ignored;
+  socket.shutdown(LocalSocket::shutdown_both, ignored);
+}
+
 namespace {
 
 using remote::Channel;
@@ -216,33 +257,20 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
 
 rendezvous::Resolve resolve_by(remote::Resolver& resolver, std::chrono::nanoseconds limit) {
   using Endpoints = std::vector<asio::ip::tcp::endpoint>;
-  struct Query {
-    static Awaitable<Result<Endpoints>> ask(remote::Resolver* resolver, std::string host, std::uint16_t port,
-                                            remote::Deadline deadline) {
-      auto found = co_await resolver->resolve(std::move(host), port, AF_UNSPEC, deadline);
-      if (!found) co_return found.error();
-      Endpoints endpoints(found->size());
-      for (std::size_t i = 0; i < found->size(); ++i) {
-        endpoints[i].resize((*found)[i].size);
-        std::memcpy(endpoints[i].data(), &(*found)[i].address, (*found)[i].size);
-      }
-      co_return endpoints;
+  // The coroutine uses the lambda itself, which its caller keeps (secure_join).
+  return [&resolver, limit](std::string host, std::uint16_t port,
+                            remote::Deadline deadline) -> Awaitable<Result<Endpoints>> {
+    const remote::Deadline until =
+        std::min<remote::Deadline>(deadline, std::chrono::steady_clock::now() + limit);
+    auto found = co_await resolver.resolve(std::move(host), port, AF_UNSPEC, until);
+    if (!found) co_return found.error();
+    Endpoints endpoints(found->size());
+    for (std::size_t i = 0; i < found->size(); ++i) {
+      endpoints[i].resize((*found)[i].size);
+      std::memcpy(endpoints[i].data(), &(*found)[i].address, (*found)[i].size);
     }
+    co_return endpoints;
   };
-  return [&resolver, limit](std::string host, std::uint16_t port, remote::Deadline deadline) {
-    return Query::ask(&resolver, std::move(host), port,
-                      std::min<remote::Deadline>(deadline, std::chrono::steady_clock::now() + limit));
-  };
-}
-
-DaemonShell::DaemonShell(const asio::any_io_executor& loop,
-                         std::shared_ptr<const rendezvous::SecureContext> context, Options options)
-    : loop_(loop), context_(std::move(context)), options_(std::move(options)), resolver_(loop) {}
-
-Result<std::unique_ptr<DaemonShell>> DaemonShell::make(const asio::any_io_executor& loop, Options options) {
-  auto context = rendezvous::SecureContext::make();
-  if (!context) return context.error();
-  return std::unique_ptr<DaemonShell>(new DaemonShell(loop, std::move(*context), std::move(options)));
 }
 
 Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Host host,
@@ -254,19 +282,17 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
                                            ": a daemon starts its own ddplaunchd and no wrapper; run "
                                            "the daemon inside the container, or use --launcher ssh"};
   }
-  rendezvous::LinkGoal goal;
-  goal.host = host.address.empty() ? host.name : host.address;
-  goal.port = host.port != 0 ? host.port : options_.port;
-  goal.hello = options_.hello;
-  auto as = rendezvous::join_as(options_.token, rendezvous::LinkRole::kMaster, options_.job,
-                                rendezvous::link_name_of(host.name));
-  if (!as) co_return within(host.name, as.error());
-  goal.as = std::move(*as);
+  auto goal = rendezvous::link_goal(
+      host.address.empty() ? host.name : host.address, host.port != 0 ? host.port : options_.port,
+      {rendezvous::LinkRole::kMaster, options_.job, rendezvous::link_name_of(host.name), {}}, options_.token,
+      options_.hello);
+  if (!goal) co_return within(host.name, goal.error());
   const rendezvous::Resolve resolve = resolve_by(resolver_, deadline - std::chrono::steady_clock::now());
-  rendezvous::JoinOutcome outcome = co_await rendezvous::secure_join(context_, resolve, goal, deadline);
-  if (!outcome.stream) co_return daemon_error(host.name, goal.port, std::move(outcome.error));
+  rendezvous::JoinOutcome outcome = co_await rendezvous::secure_join(resolve, *goal, deadline);
+  if (!outcome.stream) co_return daemon_error(host.name, goal->port, std::move(outcome.error));
   co_return make_daemon_channel(loop_, std::move(outcome.stream), host.name,
-                                format_endpoint(goal.host, goal.port), std::move(outcome.address), goal.port);
+                                format_endpoint(goal->host, goal->port), std::move(outcome.address),
+                                goal->port);
 }
 
 }  // namespace ddp::launcher

@@ -129,6 +129,7 @@ struct JoinShell::ListenerState : std::enable_shared_from_this<JoinShell::Listen
   ListenerState(const asio::any_io_executor& executor, Options chosen)
       : loop(executor),
         options(std::move(chosen)),
+        where(options.port.where + options.reach),
         table(options.terms),
         slots(static_cast<std::size_t>(options.terms.nodes)),
         silence(executor, kSilence) {}
@@ -139,38 +140,36 @@ struct JoinShell::ListenerState : std::enable_shared_from_this<JoinShell::Listen
   JoinTable::Decision decide(const JoinedPeer& peer);
   void take_slot(JoinedPeer peer, const JoinTable::Decision& decision);
   void report_awaited_nodes();
-  void note(const std::string& line) const {
-    if (!stopped && options.on_note) options.on_note(line);
-  }
 
   asio::any_io_executor loop;
   Options options;
+  std::string where;  ///< of the port, with the advice
   JoinTable table;
   std::vector<LinkSlot> slots;  ///< by rank
   std::shared_ptr<rendezvous::SecureAcceptor> acceptor;
+  std::function<void(const std::string&)> note;  ///< passes a line to the user
   std::string last_refusal;
   asio::steady_timer silence;
   bool stopped = false;
 };
 
 Result<> JoinShell::ListenerState::start() {
-  rendezvous::SecureAcceptorOptions settings;
-  settings.listener = std::move(options.listener);
-  settings.where = options.where;
-  settings.token = std::move(options.token);
-  settings.limits.waiting = std::max(settings.limits.waiting, std::min(slots.size(), kMostAtOnce));
-  settings.job = options.link_job;
-  settings.on_joined = [weak = weak_from_this()](JoinedPeer peer) {
+  rendezvous::SecureAcceptorOptions port = std::move(options.port);
+  port.limits.waiting = std::max(port.limits.waiting, std::min(slots.size(), kMostAtOnce));
+  note = [this, notify = port.on_note](const std::string& line) {
+    if (!stopped && notify) notify(line);
+  };
+  port.on_joined = [weak = weak_from_this()](JoinedPeer peer) {
     const auto shared = weak.lock();
     if (shared && !shared->stopped) spawn(shared->loop, answer(shared, std::move(peer)));
   };
-  settings.on_note = [weak = weak_from_this()](const std::string& line) {
+  port.on_note = [weak = weak_from_this()](const std::string& line) {
     const auto shared = weak.lock();
     if (!shared) return;
     shared->last_refusal = line;
     shared->note(line);
   };
-  auto made = rendezvous::SecureAcceptor::start(loop, std::move(settings));
+  auto made = rendezvous::SecureAcceptor::start(loop, std::move(port));
   if (!made) return made.error();
   acceptor = std::move(*made);
   silence.async_wait([weak = weak_from_this()](const error_code& cancelled) {
@@ -185,8 +184,7 @@ void JoinShell::ListenerState::report_awaited_nodes() {
   for (std::size_t i = 1; i < slots.size(); ++i)
     if (!slots[i].awaited_by.empty()) nodes.push_back(static_cast<int>(i));
   if (nodes.empty()) return;
-  note("waiting for the ddplaunch of node " + format_number_set(nodes, kMostNamed) + " at " + options.where +
-       options.reach);
+  note("waiting for the ddplaunch of node " + format_number_set(nodes, kMostNamed) + " at " + where);
 }
 
 void JoinShell::ListenerState::stop() {
@@ -293,8 +291,7 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> JoinShell::open(remote::Host
     cancelled = state.cancelled() != asio::cancellation_type::none;
   }
   if (cancelled || shared->stopped) co_return Error{ErrorCode::kCancelled, host.name + ": cancelled", 0};
-  std::string text = "no ddplaunch of node " + std::to_string(*rank) + " has joined at " +
-                     shared->options.where + shared->options.reach +
+  std::string text = "no ddplaunch of node " + std::to_string(*rank) + " has joined at " + shared->where +
                      "; start it there with the MASTER_ADDR and MASTER_PORT of this node";
   if (!shared->last_refusal.empty()) text += ". Last refused node: " + shared->last_refusal;
   co_return Error{ErrorCode::kTimeout, std::move(text), 0};

@@ -91,14 +91,9 @@ class SecureChannel final : public remote::Channel {
 class JoinShell final : public remote::RemoteShell {
  public:
   struct Options {
-    rendezvous::TcpListener listener;  ///< the control port
-    rendezvous::LinkToken token;
-    std::string link_job;  ///< the name by which nodes know the job
+    rendezvous::SecureAcceptorOptions port;  ///< its on_joined is not used; on_note must not block
     JoinTable::JoinTerms terms;
-    std::string where;  ///< of the port, for messages: "10.0.0.2:29500"
-    std::string reach;  ///< advice after `where` about awaited nodes; empty: all machines reach it
-    /// Gets lines about unproven and refused nodes, limited in number; must not block.
-    std::function<void(const std::string&)> on_note;
+    std::string reach;  ///< advice after the port's `where` about awaited nodes; empty: all machines reach it
   };
 
   /// Nodes may join when this returns. Errors: kInternal, kSystem.

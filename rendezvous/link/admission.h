@@ -17,7 +17,7 @@ namespace ddp::rendezvous {
 struct AdmissionLimits {
   std::size_t waiting = 256;            ///< unproven connections at once; others stay in the kernel's queue
   std::size_t silent_per_address = 64;  ///< per address, without a good hello
-  std::chrono::milliseconds deadline{10'000};  ///< from accept to proof
+  std::chrono::milliseconds deadline{10'000};  ///< from accept to the hello behind the proof
   /// Once a limit above is reached, a connection older than this is evicted. A good hello extends the time
   /// eightfold. If all connections of an address are younger, its new connection is closed.
   std::chrono::milliseconds grace{500};
@@ -31,8 +31,8 @@ struct AdmissionLimits {
 ///   1. call `admit` for each accepted connection; close it when that returns a reason;
 ///   2. call `greeted` when the connection has sent a valid ddplaunch hello. It still counts in total, but
 ///      not against its address, which many nodes may share (a test, address translation);
-///   3. call `ended` when the connection has proved its identity or has closed; call `failed` before that
-///      when the proof was wrong;
+///   3. call `ended` when the connection has proved its identity and sent its hello, or has closed; call
+///      `failed` before that when the proof was wrong;
 ///   4. accept no more while `full`;
 ///   5. at `next_turn`, which `admit` may have changed, close the connections from `take_overdue`.
 class AdmissionLimiter {

@@ -380,17 +380,16 @@ std::string alert_record(std::uint8_t alert) {
   return {21, 3, 3, 0, 2, kFatal, static_cast<char>(alert)};
 }
 
-std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const LinkSide& here) {
-  const auto& claim = peer.claim;
-  const std::string who =
-      peer.address + (claim ? ", which claims to be " + std::string(role_name(claim->role)) + " " +
-                                  claim->node + " of job " + claim->job + ","
-                            : "");
-  const std::string detail = peer.detail.empty() ? "" : ": " + peer.detail;
+std::string refusal_line(LinkRefusal refusal, const std::string& address,
+                         const std::optional<LinkIdentity>& claim, const std::string& what,
+                         const LinkSide& here) {
+  const std::string who = address + (claim ? ", which claims to be " + std::string(role_name(claim->role)) +
+                                                 " " + claim->node + " of job " + claim->job + ","
+                                           : "");
+  const std::string detail = what.empty() ? "" : ": " + what;
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
-      return "refused " + peer.address +
-             (claim ? " (node " + claim->node + ", job " + claim->job + ")" : "") +
+      return "refused " + address + (claim ? " (node " + claim->node + ", job " + claim->job + ")" : "") +
              ": its token differs from ours (" + token_text(here, ", check ", "") + ")";
     case LinkRefusal::kOtherJob:
       return who + " connected to " + here.where + ", where another job runs; refused" + detail;
@@ -413,10 +412,10 @@ std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const Lin
     case LinkRefusal::kBroken:
       return who + " disconnected before it had authenticated at " + here.where + detail;
     case LinkRefusal::kBadHello:
-      return peer.address + (claim ? " (" + claim->node + ")" : "") + " sent an invalid request" + detail +
+      return address + (claim ? " (" + claim->node + ")" : "") + " sent an invalid request" + detail +
              "; closed";
     default:  // with a text of the listening end's own
-      return peer.address + (claim ? " (" + claim->node + ")" : "") + " was refused" + detail;
+      return address + (claim ? " (" + claim->node + ")" : "") + " was refused" + detail;
   }
 }
 

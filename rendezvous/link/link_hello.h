@@ -127,12 +127,6 @@ std::optional<LinkRefusal> refusal_of(std::uint8_t alert);
 /// Builds a fatal alert as one TLS record.
 std::string alert_record(std::uint8_t alert);
 
-/// A peer that was refused, for the listening end's log.
-struct RefusedPeer {
-  std::string address;
-  std::optional<LinkIdentity> claim;  ///< unproven
-  std::string detail;                 ///< what it sent, or what is wrong with it; printable, may be empty
-};
 /// One end of a link, for the texts of a refusal: where it listens or whom it asked, and its token.
 struct LinkSide {
   std::string where;                 ///< "the control port 29400"; to a joining end: "gpu01:29400 (10.0.0.2)"
@@ -141,8 +135,11 @@ struct LinkSide {
   std::string job{};                 ///< of a joining end
   LinkRole role = LinkRole::kAgent;  ///< of a joining end
 };
-/// Builds the listening end's log line.
-std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const LinkSide& here);
+/// Builds the listening end's log line. `claim` is unproven; `detail` is what the peer sent or what is wrong
+/// with it, printable.
+std::string refusal_line(LinkRefusal refusal, const std::string& address,
+                         const std::optional<LinkIdentity>& claim, const std::string& detail,
+                         const LinkSide& here);
 /// Builds the joining end's text: who refused, what this end has, what to do.
 std::string join_refusal_text(LinkRefusal refusal, const LinkSide& here);
 

@@ -10,6 +10,7 @@
 #include <bitset>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <utility>
@@ -25,16 +26,10 @@ constexpr std::string_view kVariable = "DDPLAUNCH_TOKEN";
 // With 32 random hexadecimal digits, fewer than 8 differ in one of 20 million tokens.
 constexpr std::size_t kMinDifferent = 8;
 
-bool is_blank(char c) {
-  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
 std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && is_blank(text.front()))
-    text.remove_prefix(1);
-  while (!text.empty() && is_blank(text.back()))
-    text.remove_suffix(1);
-  return text;
+  constexpr std::string_view kBlanks = " \t\r\n";
+  text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
+  return text.substr(0, text.find_last_not_of(kBlanks) + 1);
 }
 
 std::size_t different_bytes(std::string_view text) {
@@ -66,21 +61,16 @@ const char* exposure(const struct stat& status) {
   return nullptr;
 }
 
-std::string octal(mode_t mode) {
-  std::string text = "0000";
-  for (std::size_t i = 4; i-- > 0; mode >>= 3)
-    text[i] = static_cast<char>('0' + (mode & 7));
-  return text;
-}
-
 /// Reads the token from an open file. `path` is for the advice in messages.
 Result<LinkToken> read_token(int fd, const std::string& origin, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) < 0) return system_error(errno, origin);
   if (!S_ISREG(status.st_mode)) return refused(origin, "is not a regular file");
   if (const char* whom = exposure(status)) {
+    char mode[8];
+    std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(status.st_mode & 07777));
     return refused(origin,
-                   std::string("may be read by ") + whom + " (mode " + octal(status.st_mode & 07777) +
+                   std::string("may be read by ") + whom + " (mode " + mode +
                        "); remove the access of others: chmod 600 " + path +
                        " (in Kubernetes defaultMode: 0400), and make a new token if others use this machine");
   }

@@ -28,21 +28,16 @@ std::string limiter_key(const asio::ip::address& address) {
   return asio::ip::address_v6(bytes).to_string() + "/64";
 }
 
-enum class ReceiveResult : std::uint8_t { kSome, kNothing, kEnd };
-
-/// Appends the available bytes, up to one byte more than kMaxClientHello in total.
-ReceiveResult receive(int fd, std::string& into) {
+/// Appends the available bytes, up to one byte more than kMaxClientHello in total. Returns their number as
+/// recv().
+ssize_t receive(int fd, std::string& into) {
   std::array<char, kMaxClientHello + 1> buffer;
-  const std::size_t room = buffer.size() - into.size();
   ssize_t count = 0;
   do {
-    count = ::recv(fd, buffer.data(), room, MSG_DONTWAIT);
+    count = ::recv(fd, buffer.data(), buffer.size() - into.size(), MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
-  if (count > 0) {
-    into.append(buffer.data(), static_cast<std::size_t>(count));
-    return ReceiveResult::kSome;
-  }
-  return count < 0 && errno == EAGAIN ? ReceiveResult::kNothing : ReceiveResult::kEnd;
+  into.append(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  return count;
 }
 
 }  // namespace
@@ -69,10 +64,8 @@ struct SecureAcceptor::Guest {
   bool gone = false;    ///< refused or joined: its task has nothing left to do
 };
 
-SecureAcceptor::SecureAcceptor(asio::any_io_executor executor, std::shared_ptr<const SecureContext> context,
-                               SecureAcceptorOptions options)
+SecureAcceptor::SecureAcceptor(asio::any_io_executor executor, SecureAcceptorOptions options)
     : executor_(executor),
-      context_(std::move(context)),
       options_(std::move(options)),
       side_{options_.where, options_.token.origin, token_check(options_.token.secret)},
       limiter_(options_.limits),
@@ -82,9 +75,8 @@ Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_execu
                                                               SecureAcceptorOptions options) {
   if (options.token.secret.size() < LinkToken::kMinSize)
     return Error{ErrorCode::kInternal, "internal error: a TLS port without a token (please report)"};
-  auto context = SecureContext::make();
-  if (!context) return context.error();
-  std::shared_ptr<SecureAcceptor> made(new SecureAcceptor(executor, std::move(*context), std::move(options)));
+  if (const auto works = secure_context(); !works) return works.error();
+  std::shared_ptr<SecureAcceptor> made(new SecureAcceptor(executor, std::move(options)));
   AcceptLoop::OnConnection accepted = [weak = made->weak_from_this()](UniqueFd socket,
                                                                       const asio::ip::address& peer) {
     if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
@@ -109,7 +101,7 @@ void SecureAcceptor::stop() {
 void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
   auto guest = std::make_shared<Guest>(++last_id_, executor_, peer);
   if (const auto why = limiter_.admit(guest->id, guest->key, Clock::now()))
-    return note(*why, guest->key, refusal_line(*why, {peer.to_string(), {}, {}}, side_));
+    return note(*why, guest->key, refusal_line(*why, peer.to_string(), {}, {}, side_));
   const auto turn = limiter_.next_turn();
   if (turn && *turn <= Clock::now()) close_overdue();  // another connection was evicted for this one
   if (stopped_) return;
@@ -126,7 +118,9 @@ void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
 
 Awaitable<> SecureAcceptor::greet(std::shared_ptr<SecureAcceptor> self, std::shared_ptr<Guest> guest) {
   const bool offer = co_await self->read_client_hello(guest);
-  if (guest->gone || !offer || !self->identify(*guest) || !self->begin_tls(*guest)) co_return;
+  if (guest->gone || !offer || !self->identify(*guest)) co_return;
+  if (const auto begun = self->begin_tls(*guest); !begun)
+    co_return self->refuse(*guest, LinkRefusal::kBroken, begun.error().text);
   const HandshakeEnd end = co_await guest->stream->handshake();
   if (guest->gone) co_return;
   if (end.refusal) co_return self->refuse(*guest, *end.refusal, end.detail);
@@ -142,14 +136,14 @@ Awaitable<> SecureAcceptor::greet(std::shared_ptr<SecureAcceptor> self, std::sha
 /// Returns true when `received` contains a whole ddplaunch hello.
 Awaitable<bool> SecureAcceptor::read_client_hello(std::shared_ptr<Guest> guest) {
   while (!guest->gone) {
-    const ReceiveResult got = receive(guest->socket.native_handle(), guest->received);
-    if (got == ReceiveResult::kEnd) {
-      refuse(*guest, LinkRefusal::kBroken, guest->received.empty() ? "it sent nothing" : "in its hello");
-      break;
-    }
-    if (got == ReceiveResult::kNothing) {
+    const ssize_t got = receive(guest->socket.native_handle(), guest->received);
+    if (got < 0 && errno == EAGAIN) {
       (void)co_await guest->socket.async_wait(Descriptor::wait_read, kUseTuple);
       continue;
+    }
+    if (got <= 0) {
+      refuse(*guest, LinkRefusal::kBroken, guest->received.empty() ? "it sent nothing" : "in its hello");
+      break;
     }
     const ParsedClientHello parsed = parse_client_hello(guest->received);
     if (parsed.complete) co_return true;
@@ -178,22 +172,16 @@ bool SecureAcceptor::identify(Guest& guest) {
   return !guest.gone;
 }
 
-bool SecureAcceptor::begin_tls(Guest& guest) {
+Result<> SecureAcceptor::begin_tls(Guest& guest) {
   const auto link = link_key(options_.token.secret, guest.claim->role, guest.claim->job, guest.claim->node);
   auto key = link ? session_key(*link, *guest.claim) : Result<Secret>(link.error());
-  if (!key) {
-    refuse(guest, LinkRefusal::kBroken, key.error().text);
-    return false;
-  }
+  if (!key) return key.error();
   auto stream = SecureStream::make(
-      context_, SecureStream::TlsRole::kServer,
+      SecureStream::TlsRole::kServer,
       {std::move(guest.socket), *guest.claim, std::move(*key), std::exchange(guest.received, {})});
-  if (!stream) {
-    refuse(guest, LinkRefusal::kBroken, stream.error().text);
-    return false;
-  }
+  if (!stream) return stream.error();
   guest.stream = std::move(*stream);
-  return true;
+  return {};
 }
 
 /// Removes the guest from the count, sends the alert if the guest can receive it, closes, and writes the log
@@ -213,7 +201,7 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
     (void)::send(guest.socket.native_handle(), record.data(), record.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   }
   guest.close();
-  note(why, guest.key, refusal_line(why, {guest.peer.to_string(), guest.claim, std::move(detail)}, side_));
+  note(why, guest.key, refusal_line(why, guest.peer.to_string(), guest.claim, detail, side_));
 }
 
 void SecureAcceptor::note(LinkRefusal why, const std::string& address, std::string line) {
@@ -295,14 +283,6 @@ JoinOutcome failed(ErrorCode code, std::string text, bool try_again, int sys = 0
   outcome.error = Error{code, std::move(text), sys};
   outcome.try_again = try_again;
   return outcome;
-}
-
-Result<LinkIdentity> fresh_identity(const JoinAs& as) {
-  LinkIdentity identity{as.role, as.job, as.node, {}};
-  if (::getrandom(identity.nonce.data(), identity.nonce.size(), 0) !=
-      static_cast<ssize_t>(identity.nonce.size()))
-    return system_error(errno, "random bytes for a link");
-  return identity;
 }
 
 /// Returns no error when connected, else the errno.
@@ -387,12 +367,14 @@ Awaitable<JoinOutcome> exchange_hello(std::unique_ptr<SecureStream> stream, cons
   co_return outcome;
 }
 
-Awaitable<JoinOutcome> connect_one(std::shared_ptr<const SecureContext> context, tcp::endpoint endpoint,
-                                   const LinkGoal& goal, const LinkSide& here, Clock::time_point deadline) {
+Awaitable<JoinOutcome> connect_one(tcp::endpoint endpoint, const LinkGoal& goal, const LinkSide& here,
+                                   Clock::time_point deadline) {
   const auto executor = co_await asio::this_coro::executor;
-  const auto identity = fresh_identity(goal.as);
-  if (!identity) co_return failed(identity.error().code, identity.error().text, false);
-  auto key = session_key(goal.as.key, *identity);
+  LinkIdentity identity = goal.as;
+  if (::getrandom(identity.nonce.data(), identity.nonce.size(), 0) !=
+      static_cast<ssize_t>(identity.nonce.size()))
+    co_return failed(ErrorCode::kSystem, "no random bytes for a link", false, errno);
+  auto key = session_key(goal.key, identity);
   if (!key) co_return failed(key.error().code, key.error().text, false);
   Descriptor socket(executor);
   {
@@ -409,8 +391,8 @@ Awaitable<JoinOutcome> connect_one(std::shared_ptr<const SecureContext> context,
     }
   }
   set_link_options(socket.native_handle());
-  auto stream = SecureStream::make(std::move(context), SecureStream::TlsRole::kClient,
-                                   {std::move(socket), *identity, std::move(*key)});
+  auto stream =
+      SecureStream::make(SecureStream::TlsRole::kClient, {std::move(socket), identity, std::move(*key)});
   if (!stream) co_return failed(stream.error().code, stream.error().text, false);
   {
     const CloseAt watch(executor, deadline, [raw = stream->get()] { raw->close(); });
@@ -423,17 +405,18 @@ Awaitable<JoinOutcome> connect_one(std::shared_ptr<const SecureContext> context,
 
 }  // namespace
 
-Result<JoinAs> join_as(const LinkToken& token, LinkRole role, std::string job, std::string node) {
-  auto key = link_key(token.secret, role, job, node);
+Result<LinkGoal> link_goal(std::string host, std::uint16_t port, LinkIdentity as, const LinkToken& token,
+                           LinkHello hello) {
+  auto key = link_key(token.secret, as.role, as.job, as.node);
   if (!key) return key.error();
-  return JoinAs{role,         std::move(job),           std::move(node), std::move(*key),
-                token.origin, token_check(token.secret)};
+  return LinkGoal{std::move(host), port,         std::move(as),
+                  std::move(*key), token.origin, token_check(token.secret),
+                  std::move(hello)};
 }
 
-Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> context,
-                                      std::vector<tcp::endpoint> endpoints, const LinkGoal& goal,
+Awaitable<JoinOutcome> secure_connect(std::vector<tcp::endpoint> endpoints, const LinkGoal& goal,
                                       Clock::time_point deadline) {
-  LinkSide here{format_endpoint(goal.host, goal.port), goal.as.token_origin, goal.as.token_check, goal.as.job,
+  LinkSide here{format_endpoint(goal.host, goal.port), goal.token_origin, goal.token_check, goal.as.job,
                 goal.as.role};
   const std::string where = here.where;
   JoinOutcome outcome = failed(ErrorCode::kUnreachable, where + " has no address", true);
@@ -443,7 +426,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
     // If one address drops packets, the others still get their share of the time.
     const auto now = Clock::now();
     const auto share = now + (deadline - now) / static_cast<long>(endpoints.size() - i);
-    outcome = co_await connect_one(context, endpoints[i], goal, here, share);
+    outcome = co_await connect_one(endpoints[i], goal, here, share);
     outcome.address = address;
     const bool cancelled = co_await is_cancelled();
     if (cancelled && !outcome.stream) co_return failed(ErrorCode::kCancelled, "cancelled", false);
@@ -452,8 +435,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
   co_return outcome;
 }
 
-Awaitable<JoinOutcome> secure_join(std::shared_ptr<const SecureContext> context, const Resolve& resolve,
-                                   const LinkGoal& goal, Clock::time_point deadline) {
+Awaitable<JoinOutcome> secure_join(const Resolve& resolve, const LinkGoal& goal, Clock::time_point deadline) {
   std::minstd_rand random(std::random_device{}());
   const auto executor = co_await asio::this_coro::executor;
   const bool to_daemon = goal.as.role == LinkRole::kMaster;
@@ -465,7 +447,7 @@ Awaitable<JoinOutcome> secure_join(std::shared_ptr<const SecureContext> context,
     auto endpoints = co_await resolve(goal.host, goal.port, deadline);
     JoinOutcome outcome;
     if (endpoints)
-      outcome = co_await secure_connect(context, std::move(*endpoints), goal, deadline);
+      outcome = co_await secure_connect(std::move(*endpoints), goal, deadline);
     else
       outcome = failed(endpoints.error().code, endpoints.error().text, !to_daemon);
     const bool occupied =
@@ -491,14 +473,6 @@ Awaitable<JoinOutcome> secure_join(std::shared_ptr<const SecureContext> context,
     if (cancelled) co_return failed(ErrorCode::kCancelled, "cancelled", false);
     pause = std::min(2 * pause, longest_pause);
   }
-}
-
-Awaitable<Result<std::vector<tcp::endpoint>>> address_only(std::string host, std::uint16_t port,
-                                                           Clock::time_point) {
-  error_code error;
-  const auto address = asio::ip::make_address(host, error);
-  if (error) co_return Error{ErrorCode::kUsage, host + " is not an address"};
-  co_return std::vector<tcp::endpoint>{{address, port}};
 }
 
 Awaitable<error_code> write_line(ByteStream& stream, std::string bytes) {

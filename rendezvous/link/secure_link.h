@@ -66,20 +66,18 @@ class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
   struct Guest;
   using Id = AdmissionLimiter::Id;
 
-  SecureAcceptor(asio::any_io_executor executor, std::shared_ptr<const SecureContext> context,
-                 SecureAcceptorOptions options);
+  SecureAcceptor(asio::any_io_executor executor, SecureAcceptorOptions options);
   void connected(UniqueFd socket, const asio::ip::address& peer);
   static Awaitable<> greet(std::shared_ptr<SecureAcceptor> self, std::shared_ptr<Guest> guest);
   Awaitable<bool> read_client_hello(std::shared_ptr<Guest> guest);
   bool identify(Guest& guest);
-  bool begin_tls(Guest& guest);
+  Result<> begin_tls(Guest& guest);
   void refuse(Guest& guest, LinkRefusal why, std::string detail = {});
   void leave(Guest& guest);
   void watch();
   void close_overdue();
 
   asio::any_io_executor executor_;
-  std::shared_ptr<const SecureContext> context_;
   SecureAcceptorOptions options_;
   LinkSide side_;
   AdmissionLimiter limiter_;
@@ -92,25 +90,19 @@ class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
   bool stopped_ = false;
 };
 
-/// Identity and key of the joining end.
-struct JoinAs {
-  LinkRole role = LinkRole::kAgent;
-  std::string job;
-  std::string node;  ///< link_name_of() the host's name
-  Secret key;        ///< link_key() of role, job and node
-  std::string token_origin;
-  std::string token_check;
-};
-/// Error kInternal: the library has no HKDF.
-Result<JoinAs> join_as(const LinkToken& token, LinkRole role, std::string job, std::string node);
-
-/// The listening end that a node or a master wants to reach, and what it sends there.
+/// What a node or a master sends to the listening end that it wants to reach.
 struct LinkGoal {
   std::string host;  ///< a name or an address
   std::uint16_t port = 0;
-  JoinAs as;
+  LinkIdentity as;  ///< each attempt has its own nonce
+  Secret key;       ///< link_key() of `as`
+  std::string token_origin;
+  std::string token_check;
   LinkHello hello;
 };
+/// kInternal: the library has no HKDF.
+Result<LinkGoal> link_goal(std::string host, std::uint16_t port, LinkIdentity as, const LinkToken& token,
+                           LinkHello hello);
 
 /// A link with a slot, or the reason why there is none.
 struct JoinOutcome {
@@ -121,30 +113,22 @@ struct JoinOutcome {
   bool try_again = false;  ///< the other side may not have started yet, or is overloaded
 };
 
-/// Makes one attempt: tries the endpoints in turn, each with its share of the time, until one answers. It
-/// proves the identity of this end, checks that the other side has the same token, sends the hello and reads
-/// the answer. kTimeout after `deadline`. kUnreachable: nobody answers, or the token, job or role differs;
+/// Makes one attempt: tries the endpoints in turn, each with its share of the time, until one answers.
+/// kTimeout after `deadline`. kUnreachable: nobody answers, or the token, job or role differs;
 /// kAgentMismatch: another version, or no ddplaunch; kUsage: the master has no slot for this node;
 /// kAgentMissing: the daemon could not start an agent; kCancelled. `goal` must outlive the call.
-Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> context,
-                                      std::vector<asio::ip::tcp::endpoint> endpoints, const LinkGoal& goal,
+Awaitable<JoinOutcome> secure_connect(std::vector<asio::ip::tcp::endpoint> endpoints, const LinkGoal& goal,
                                       std::chrono::steady_clock::time_point deadline);
 
-/// Repeats secure_connect with growing and random pauses while that may help. The master of a job may start
-/// after its nodes: they wait until `deadline`. A slot that is taken is requested again for some seconds,
-/// because the master may not miss the replaced process yet. A daemon that restarts is awaited for some
-/// seconds; if none listens, the user does not wait longer. `resolve` returns the endpoints again each time,
-/// since a name may appear late; its error counts as "not started yet" for a node, and it must keep to the
-/// deadline. The error after the deadline includes the last reason. `resolve` and `goal` must outlive the
-/// call.
+/// Repeats secure_connect with growing and random pauses while that may help. A node waits until `deadline`
+/// for a master that starts later, and some seconds for a slot, since the master may not miss the replaced
+/// process yet. A master waits some seconds for a daemon that restarts. `resolve` returns the endpoints again
+/// each time, since a name may appear late; its error counts as "not started yet" for a node, and it must
+/// keep to the deadline. The error includes the last reason. `resolve` and `goal` must outlive the call.
 using Resolve = std::function<Awaitable<Result<std::vector<asio::ip::tcp::endpoint>>>(
     std::string host, std::uint16_t port, std::chrono::steady_clock::time_point deadline)>;
-Awaitable<JoinOutcome> secure_join(std::shared_ptr<const SecureContext> context, const Resolve& resolve,
-                                   const LinkGoal& goal, std::chrono::steady_clock::time_point deadline);
-
-/// A `resolve` for secure_join whose `host` must be an address.
-Awaitable<Result<std::vector<asio::ip::tcp::endpoint>>> address_only(
-    std::string host, std::uint16_t port, std::chrono::steady_clock::time_point deadline);
+Awaitable<JoinOutcome> secure_join(const Resolve& resolve, const LinkGoal& goal,
+                                   std::chrono::steady_clock::time_point deadline);
 
 /// Writes all of `bytes`; for the few lines before the framed protocol.
 Awaitable<error_code> write_line(ByteStream& stream, std::string bytes);

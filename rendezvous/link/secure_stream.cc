@@ -28,6 +28,16 @@ struct SecureHandshake {
 
 namespace {
 
+constexpr std::size_t kFirstBytes = 48;   // of an unknown peer's answer, for the error text
+constexpr unsigned kTurnsInARow = 16;     // operations in a row before other tasks on the loop run
+constexpr std::size_t kTurn = 64u << 10;  // bytes written at once, for the same reason
+constexpr int kAlertReasons = 1000;       // OpenSSL's reason for a received alert is this plus its number
+
+/// The received bytes do not fit the encryption: they were changed on the way, or truncated.
+error_code tls_error() {
+  return {EBADMSG, boost::system::system_category()};
+}
+
 constexpr unsigned char kSuite[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256; its hash is bound to the key
 
 SSL_SESSION* session_of(SSL* ssl, const Secret& key) {
@@ -93,20 +103,21 @@ bool configure(SSL_CTX* context) {
 
 }  // namespace
 
-void SecureContext::FreeSslContext::operator()(ssl_ctx_st* context) const {
-  SSL_CTX_free(context);
-}
-
-Result<std::shared_ptr<const SecureContext>> SecureContext::make() {
-  std::shared_ptr<const SecureContext> made(new SecureContext(SSL_CTX_new(TLS_method())));
-  if (made->native() != nullptr && configure(made->native())) return made;
-  char why[160] = "";
-  ERR_error_string_n(ERR_peek_last_error(), why, sizeof why);
-  ERR_clear_error();
-  return Error{ErrorCode::kInternal,
-               std::string("this machine's OpenSSL offers no TLS 1.3 with TLS_AES_128_GCM_SHA256 and X25519 "
-                           "(check for FIPS mode or a system policy): ") +
-                   why};
+Result<ssl_ctx_st*> secure_context() {
+  static const Result<ssl_ctx_st*> made = []() -> Result<ssl_ctx_st*> {
+    ssl_ctx_st* context = SSL_CTX_new(TLS_method());
+    if (context != nullptr && configure(context)) return context;
+    char why[160] = "";
+    ERR_error_string_n(ERR_peek_last_error(), why, sizeof why);
+    ERR_clear_error();
+    SSL_CTX_free(context);
+    return Error{
+        ErrorCode::kInternal,
+        std::string("this machine's OpenSSL offers no TLS 1.3 with TLS_AES_128_GCM_SHA256 and X25519 "
+                    "(check for FIPS mode or a system policy): ") +
+            why};
+  }();
+  return made;
 }
 
 namespace {
@@ -115,14 +126,13 @@ constexpr std::string_view kSalt = "ddplaunch link 1";
 constexpr std::size_t kKeySize = 32;
 
 struct FreeKdf {
-  void operator()(EVP_KDF* kdf) const { EVP_KDF_free(kdf); }
   void operator()(EVP_KDF_CTX* context) const { EVP_KDF_CTX_free(context); }
 };
 
 /// Fetched only once: a fetch walks all providers under a lock.
 EVP_KDF* hkdf() {
-  static const std::unique_ptr<EVP_KDF, FreeKdf> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr));
-  return kdf.get();
+  static EVP_KDF* const kdf = EVP_KDF_fetch(nullptr, "HKDF", nullptr);
+  return kdf;
 }
 
 OSSL_PARAM octets(const char* name, std::string_view bytes) {
@@ -174,20 +184,6 @@ std::string token_check(const Secret& token) {
   }
   return text;
 }
-
-namespace {
-
-constexpr std::size_t kFirstBytes = 48;   // of an unknown peer's answer, for the error text
-constexpr unsigned kTurnsInARow = 16;     // operations in a row before other tasks on the loop run
-constexpr std::size_t kTurn = 64u << 10;  // bytes written at once, for the same reason
-constexpr int kAlertReasons = 1000;       // OpenSSL's reason for a received alert is this plus its number
-
-/// The received bytes do not fit the encryption: they were changed on the way, or truncated.
-error_code tls_error() {
-  return {EBADMSG, boost::system::system_category()};
-}
-
-}  // namespace
 
 /// Replaces OpenSSL's socket BIO, which raises SIGPIPE and does not know bytes that were read earlier.
 struct SocketBio {
@@ -259,9 +255,8 @@ void SecureStream::FreeSsl::operator()(ssl_st* ssl) const {
   SSL_free(ssl);
 }
 
-SecureStream::SecureStream(std::shared_ptr<const SecureContext> context, TlsRole end, Start start)
-    : context_(std::move(context)),
-      socket_(std::move(start.socket)),
+SecureStream::SecureStream(TlsRole end, Start start)
+    : socket_(std::move(start.socket)),
       handshake_(std::make_unique<SecureHandshake>(
           SecureHandshake{identity_text(start.identity), std::move(start.key)})),
       end_(end),
@@ -282,8 +277,8 @@ void SecureStream::move_to(const asio::any_io_executor& loop) {
   socket_ = asio::posix::stream_descriptor(loop, fd);
 }
 
-bool SecureStream::prepare() {
-  ssl_.reset(SSL_new(context_->native()));
+bool SecureStream::prepare(ssl_ctx_st* context) {
+  ssl_.reset(SSL_new(context));
   BIO* bio = ssl_ ? SocketBio::make(&transport_) : nullptr;
   if (bio == nullptr) return false;
   SSL_set_bio(ssl_.get(), bio, bio);
@@ -297,10 +292,11 @@ bool SecureStream::prepare() {
   return true;
 }
 
-Result<std::unique_ptr<SecureStream>> SecureStream::make(std::shared_ptr<const SecureContext> context,
-                                                         TlsRole end, Start start) {
-  std::unique_ptr<SecureStream> stream(new SecureStream(std::move(context), end, std::move(start)));
-  if (stream->prepare()) return stream;
+Result<std::unique_ptr<SecureStream>> SecureStream::make(TlsRole end, Start start) {
+  const auto context = secure_context();
+  if (!context) return context.error();
+  std::unique_ptr<SecureStream> stream(new SecureStream(end, std::move(start)));
+  if (stream->prepare(*context)) return stream;
   ERR_clear_error();
   return Error{ErrorCode::kSystem, "no memory for a TLS link", ENOMEM};
 }

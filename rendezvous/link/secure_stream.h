@@ -18,25 +18,11 @@ struct ssl_st;
 
 namespace ddp::rendezvous {
 
-/// Shared by all TLS links of a process. Only TLS 1.3, TLS_AES_128_GCM_SHA256, X25519, and external
-/// pre-shared keys with Diffie-Hellman; no certificate, ticket, session cache, early data, compression or
-/// renegotiation. Thread-safe once made; must outlive its streams.
-class SecureContext {
- public:
-  /// kInternal: this machine's OpenSSL does not support that (FIPS mode without X25519, a policy without TLS
-  /// 1.3).
-  static Result<std::shared_ptr<const SecureContext>> make();
-
-  ssl_ctx_st* native() const { return context_.get(); }
-
- private:
-  struct FreeSslContext {
-    void operator()(ssl_ctx_st* context) const;
-  };
-  explicit SecureContext(ssl_ctx_st* context) : context_(context) {}
-
-  std::unique_ptr<ssl_ctx_st, FreeSslContext> context_;
-};
+/// The settings of all TLS links of this process, made by the first call. Only TLS 1.3,
+/// TLS_AES_128_GCM_SHA256, X25519, and external pre-shared keys with Diffie-Hellman; no certificate, ticket,
+/// session cache, early data, compression or renegotiation. kInternal: this machine's OpenSSL does not
+/// support that (FIPS mode without X25519, a policy without TLS 1.3).
+Result<ssl_ctx_st*> secure_context();
 
 /// Derives the key of one TLS handshake from a job's token by HKDF-SHA256 (RFC 5869):
 ///   link key    = HKDF(token, salt "ddplaunch link 1", info "link ROLE JOB NODE")
@@ -76,9 +62,8 @@ class SecureStream final : public ByteStream {
     std::uint64_t rekey_after = 64ull << 30;  ///< bytes written under one key
   };
 
-  /// kSystem, kInternal: out of memory.
-  static Result<std::unique_ptr<SecureStream>> make(std::shared_ptr<const SecureContext> context, TlsRole end,
-                                                    Start start);
+  /// kInternal: as secure_context(); kSystem: out of memory.
+  static Result<std::unique_ptr<SecureStream>> make(TlsRole end, Start start);
   /// Closes without a goodbye: after a fork, another process may own the link.
   ~SecureStream() override;
 
@@ -111,8 +96,8 @@ class SecureStream final : public ByteStream {
   };
   enum class Want : std::uint8_t { kRead, kWrite, kFailed };
 
-  SecureStream(std::shared_ptr<const SecureContext> context, TlsRole end, Start start);
-  bool prepare();
+  SecureStream(TlsRole end, Start start);
+  bool prepare(ssl_ctx_st* context);
   Want wanted(int result);
   Awaitable<error_code> wait_for(Want want);
   bool turn_is_over();
@@ -123,7 +108,6 @@ class SecureStream final : public ByteStream {
   bool proven() const;
   friend struct SocketBio;
 
-  std::shared_ptr<const SecureContext> context_;
   asio::posix::stream_descriptor socket_;
   Transport transport_;
   std::unique_ptr<struct SecureHandshake> handshake_;

@@ -1,34 +1,17 @@
 #include "rendezvous/link/tcp_listener.h"
 
-#include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 namespace ddp::rendezvous {
 namespace {
 
-/// Turns ::ffff:10.0.0.7 into 10.0.0.7. A socket that serves both families shows IPv4 peers in that form.
-asio::ip::address without_mapping(const asio::ip::address& address) {
-  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address;
-  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
-}
-
-/// Returns the address that accept() or getpeername() gave, without mapping; unspecified for other families.
-asio::ip::address address_of(const sockaddr_storage& storage) {
-  if (storage.ss_family == AF_INET) {
-    return asio::ip::address_v4(ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr));
-  }
-  asio::ip::address_v6::bytes_type bytes{};
-  if (storage.ss_family == AF_INET6) {
-    std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr, bytes.size());
-  }
-  return without_mapping(asio::ip::address_v6(bytes));
-}
+using asio::ip::tcp;
 
 constexpr int kAcceptsAtOnce = 64;
 constexpr auto kRest = std::chrono::milliseconds(100);
@@ -37,53 +20,28 @@ bool is_starvation(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
-}  // namespace
-
-namespace {
-
-struct SocketAddress {
-  sockaddr_storage storage{};
-  socklen_t size = 0;
-  int family = AF_UNSPEC;
-};
-
-SocketAddress address_v6(const in6_addr& host, std::uint16_t port) {
-  SocketAddress out;
-  auto* in = reinterpret_cast<sockaddr_in6*>(&out.storage);
-  in->sin6_family = AF_INET6;
-  in->sin6_addr = host;
-  in->sin6_port = htons(port);
-  out.size = sizeof *in;
-  out.family = AF_INET6;
-  return out;
-}
-
-SocketAddress address_v4(std::uint32_t host, std::uint16_t port) {
-  SocketAddress out;
-  auto* in = reinterpret_cast<sockaddr_in*>(&out.storage);
-  in->sin_family = AF_INET;
-  in->sin_addr.s_addr = htonl(host);
-  in->sin_port = htons(port);
-  out.size = sizeof *in;
-  out.family = AF_INET;
-  return out;
+/// Turns ::ffff:10.0.0.7 into 10.0.0.7. A socket that serves both families shows IPv4 peers in that form.
+asio::ip::address without_mapping(const asio::ip::address& address) {
+  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address;
+  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
 }
 
 std::string at_port(std::uint16_t port) {
   return "cannot listen on port " + std::to_string(port);
 }
 
-Result<UniqueFd> bound_socket(const SocketAddress& address, bool both_families, std::uint16_t port) {
-  UniqueFd fd(::socket(address.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+Result<UniqueFd> bound_socket(const asio::ip::address& address, std::uint16_t port,
+                              bool both_families = false) {
+  const tcp::endpoint place(address, port);
+  UniqueFd fd(::socket(place.protocol().family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   if (!fd) return system_error(errno, at_port(port));
   // A port of the previous attempt may still have connections in TIME_WAIT.
   const int on = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   const int only = both_families ? 0 : 1;
-  if (address.family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) < 0) {
+  if (address.is_v6()) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
+  if (::bind(fd.get(), place.data(), static_cast<socklen_t>(place.size())) < 0)
     return system_error(errno, at_port(port));
-  }
   return fd;
 }
 
@@ -95,41 +53,30 @@ bool no_ipv6(const Error& error) {
 Result<std::vector<UniqueFd>> bind_scope(ListenScope scope, std::uint16_t port) {
   std::vector<UniqueFd> fds;
   if (scope == ListenScope::kAllInterfaces) {
-    Result<UniqueFd> both = bound_socket(address_v6(in6addr_any, port), true, port);
-    if (!both && no_ipv6(both.error())) both = bound_socket(address_v4(INADDR_ANY, port), false, port);
+    Result<UniqueFd> both = bound_socket(asio::ip::address_v6::any(), port, true);
+    if (!both && no_ipv6(both.error())) both = bound_socket(asio::ip::address_v4::any(), port);
     if (!both) return both.error();
     fds.push_back(std::move(*both));
     return fds;
   }
-  Result<UniqueFd> v4 = bound_socket(address_v4(INADDR_LOOPBACK, port), false, port);
+  Result<UniqueFd> v4 = bound_socket(asio::ip::address_v4::loopback(), port);
   if (!v4) return v4.error();
   fds.push_back(std::move(*v4));
   if (port == 0) return fds;  // a port that is free for one family need not be free for the other
-  Result<UniqueFd> v6 = bound_socket(address_v6(in6addr_loopback, port), false, port);
-  if (v6) {
-    fds.push_back(std::move(*v6));
-  } else if (!no_ipv6(v6.error())) {
-    return v6.error();
-  }
+  Result<UniqueFd> v6 = bound_socket(asio::ip::address_v6::loopback(), port);
+  if (!v6 && !no_ipv6(v6.error())) return v6.error();
+  if (v6) fds.push_back(std::move(*v6));
   return fds;
-}
-
-Result<std::uint16_t> port_of(int fd) {
-  sockaddr_storage storage{};
-  socklen_t size = sizeof storage;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size) < 0)
-    return system_error(errno, "getsockname");
-  return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port
-                                             : reinterpret_cast<sockaddr_in*>(&storage)->sin_port);
 }
 
 Result<TcpListener> listening(std::vector<UniqueFd> fds, std::uint16_t port) {
   for (const UniqueFd& fd : fds) {
     if (::listen(fd.get(), SOMAXCONN) < 0) return system_error(errno, at_port(port));
   }
-  Result<std::uint16_t> chosen = port_of(fds.front().get());
-  if (!chosen) return chosen.error();
-  return TcpListener{std::move(fds), *chosen};
+  tcp::endpoint chosen;
+  auto size = static_cast<socklen_t>(chosen.capacity());
+  if (::getsockname(fds.front().get(), chosen.data(), &size) < 0) return system_error(errno, "getsockname");
+  return TcpListener{std::move(fds), chosen.port()};
 }
 
 }  // namespace
@@ -141,17 +88,11 @@ Result<TcpListener> listen_tcp(ListenScope scope, std::uint16_t port) {
 }
 
 Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port) {
-  in_addr v4{};
-  in6_addr v6{};
-  SocketAddress place;
-  if (::inet_pton(AF_INET, address.c_str(), &v4) == 1) {
-    place = address_v4(ntohl(v4.s_addr), port);
-  } else if (::inet_pton(AF_INET6, address.c_str(), &v6) == 1) {
-    place = address_v6(v6, port);
-  } else {
+  error_code error;
+  const auto place = asio::ip::make_address(address, error);
+  if (error || address.find('%') != std::string::npos)
     return Error{ErrorCode::kUsage, "\"" + address + "\" is not a numeric address of this machine"};
-  }
-  Result<UniqueFd> fd = bound_socket(place, false, port);
+  Result<UniqueFd> fd = bound_socket(place, port);
   if (!fd && fd.error().sys == EADDRNOTAVAIL)
     return system_error(EADDRNOTAVAIL, address + " is not an address of this machine");
   if (!fd) return fd.error();
@@ -209,12 +150,12 @@ Awaitable<> AcceptLoop::accept_all(std::shared_ptr<AcceptLoop> self, std::size_t
 /// Returns false if accepting must rest, since descriptors or memory are short.
 bool AcceptLoop::accept_some(std::size_t index) {
   for (int i = 0; i < kAcceptsAtOnce && !stopped_ && !paused_; ++i) {
-    sockaddr_storage storage{};
-    socklen_t size = sizeof storage;
-    UniqueFd socket(::accept4(listeners_[index].native_handle(), reinterpret_cast<sockaddr*>(&storage), &size,
-                              SOCK_NONBLOCK | SOCK_CLOEXEC));
+    tcp::endpoint peer;
+    auto size = static_cast<socklen_t>(peer.capacity());
+    UniqueFd socket(
+        ::accept4(listeners_[index].native_handle(), peer.data(), &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) {
-      on_connection_(std::move(socket), address_of(storage));
+      on_connection_(std::move(socket), without_mapping(peer.address()));
     } else {
       if (errno == EAGAIN) return true;
       if (is_starvation(errno)) return false;

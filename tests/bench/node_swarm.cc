@@ -71,7 +71,6 @@ struct SwarmAgent {
 
 struct Swarm {
   asio::io_context loop{1};
-  std::shared_ptr<const SecureContext> context = SecureContext::make().value();
   LinkToken token;
   asio::ip::tcp::endpoint master;
   std::string job;
@@ -137,7 +136,7 @@ Awaitable<std::unique_ptr<SecureStream>> joined(Swarm* swarm, SwarmAgent* agent)
       const auto key = link_key(swarm->token.secret, identity.role, identity.job, identity.node);
       auto session = session_key(*key, identity);
       SecureStream::Start start{Descriptor(swarm->loop, fd), identity, std::move(*session)};
-      auto stream = SecureStream::make(swarm->context, SecureStream::TlsRole::kClient, std::move(start));
+      auto stream = SecureStream::make(SecureStream::TlsRole::kClient, std::move(start));
       const HandshakeEnd end = co_await (*stream)->handshake();
       if (!end.refusal) co_return std::move(*stream);
     }

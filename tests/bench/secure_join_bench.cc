@@ -37,6 +37,7 @@
 
 #include "rendezvous/link/connection.h"
 #include "rendezvous/link/secure_link.h"
+#include "tests/support/resolve_address.h"
 
 namespace {
 
@@ -79,7 +80,6 @@ Secret key_of_all() {
 
 struct Joiner {
   asio::io_context loop{1};
-  std::shared_ptr<const SecureContext> context = SecureContext::make().value();
   std::uint16_t port = 0;
   int left = 0;
   bool hold = false;
@@ -94,7 +94,7 @@ Awaitable<> join_some(Joiner* all) {
     if (failed) fail("connect: " + failed.message());
     socket.set_option(tcp::no_delay(true));
     auto stream = SecureStream::make(
-        all->context, SecureStream::TlsRole::kClient,
+        SecureStream::TlsRole::kClient,
         {asio::posix::stream_descriptor(all->loop, socket.release()), who(), key_of_all()});
     const HandshakeEnd end = co_await (*stream)->handshake();
     if (end.refusal) fail("a join failed: " + end.detail);
@@ -108,9 +108,9 @@ Awaitable<> join_some(Joiner* all) {
 }
 
 Awaitable<> join_at_once(Joiner* all, const LinkGoal* goal) {
-  const Resolve by_address = address_only;
-  auto joined = co_await secure_join(all->context, by_address, *goal,
-                                     std::chrono::steady_clock::now() + std::chrono::minutes(2));
+  const Resolve by_address = test::resolve_address;
+  auto joined =
+      co_await secure_join(by_address, *goal, std::chrono::steady_clock::now() + std::chrono::minutes(2));
   if (!joined.stream) fail(joined.error.text);
   char byte = 0;
   (void)co_await joined.stream->read_some(asio::buffer(&byte, 1));
@@ -126,8 +126,8 @@ pid_t start_storm(std::uint16_t port, int count) {
   Joiner joiner;
   joiner.port = port;
   const LinkToken token{Secret{std::string_view(kToken)}, "here"};
-  const LinkGoal goal{
-      "127.0.0.1", port, join_as(token, LinkRole::kAgent, "bench", "gpu02").value(), {1, "0.1.0"}};
+  const LinkGoal goal =
+      link_goal("127.0.0.1", port, {LinkRole::kAgent, "bench", "gpu02", {}}, token, {1, "0.1.0"}).value();
   for (int i = 0; i < count; ++i)
     asio::co_spawn(joiner.loop, join_at_once(&joiner, &goal), [](const std::exception_ptr& e) {
       if (e) fail("exception");
@@ -235,11 +235,11 @@ int find_fixed(SSL* ssl, const unsigned char*, std::size_t, SSL_SESSION** sessio
 }
 
 struct Floor final : Server {
-  std::shared_ptr<const SecureContext> context = SecureContext::make().value();
+  ssl_ctx_st* context = secure_context().value();
   TcpListener listener = listen_tcp(ListenScope::kLoopback, 0).value();
   std::vector<SSL*> kept;
 
-  Floor() { SSL_CTX_set_psk_find_session_callback(context->native(), find_fixed); }
+  Floor() { SSL_CTX_set_psk_find_session_callback(context, find_fixed); }
   std::uint16_t port() override { return listener.port; }
   void take(int count, bool keep) override {
     const int fd = listener.fds[0].get();
@@ -248,7 +248,7 @@ struct Floor final : Server {
       const int socket = ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC);
       const int on = 1;
       ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      SSL* ssl = SSL_new(context->native());
+      SSL* ssl = SSL_new(context);
       SSL_set_fd(ssl, socket);
       if (SSL_accept(ssl) != 1) fail("SSL_accept");
       if (keep) {
@@ -268,15 +268,15 @@ struct Floor final : Server {
 struct AsioSsl final : Server {
   using Stream = asio::ssl::stream<tcp::socket>;
   asio::io_context loop{1};
-  std::shared_ptr<const SecureContext> settings = SecureContext::make().value();
-  asio::ssl::context context{settings->native()};
+  ssl_ctx_st* settings = secure_context().value();
+  asio::ssl::context context{settings};
   tcp::acceptor acceptor{loop, {asio::ip::address_v4::loopback(), 0}};
   std::vector<std::shared_ptr<Stream>> kept;
   int joined = 0;
   bool keeps = false;
 
   AsioSsl() {
-    SSL_CTX_up_ref(settings->native());  // `settings` and `context` both own the SSL_CTX
+    SSL_CTX_up_ref(settings);  // which `context` frees
     SSL_CTX_set_psk_find_session_callback(context.native_handle(), find_fixed);
     asio::co_spawn(loop, accept(this), asio::detached);
   }

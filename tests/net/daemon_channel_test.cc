@@ -1,5 +1,5 @@
 // The master's end of a daemon's link, with nodes that follow the protocol or break it.
-#include "launcher/links/daemon_shell.h"
+#include "launcher/links/daemon.h"
 
 #include <sys/socket.h>
 

@@ -11,21 +11,20 @@ using namespace launcher;
 /// A job of three nodes at a loopback port, and the nodes that join it, on one loop.
 struct Job {
   asio::io_context loop{1};
-  std::shared_ptr<const rendezvous::SecureContext> context = rendezvous::SecureContext::make().value();
   std::uint16_t port = 0;
   std::vector<std::string> notes;
   std::unique_ptr<JoinShell> shell;
-  const rendezvous::Resolve resolve = rendezvous::address_only;
+  const rendezvous::Resolve resolve = resolve_address;
 
   Job() {
     JoinShell::Options options;
-    options.listener = rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, 0).value();
-    port = options.listener.port;
-    options.token = rendezvous::make_token(kToken, "DDPLAUNCH_TOKEN").value();
-    options.link_job = "job1";
+    options.port.listener = rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, 0).value();
+    port = options.port.listener.port;
+    options.port.token = rendezvous::make_token(kToken, "DDPLAUNCH_TOKEN").value();
+    options.port.job = "job1";
     options.terms = {3, 1, "0.1.0", "run7"};
-    options.where = "127.0.0.1:1";
-    options.on_note = [this](const std::string& line) { notes.push_back(line); };
+    options.port.where = "127.0.0.1:1";
+    options.port.on_note = [this](const std::string& line) { notes.push_back(line); };
     shell = JoinShell::make(loop.get_executor(), std::move(options)).value();
   }
   ~Job() {
@@ -57,16 +56,14 @@ struct Node {
   std::optional<rendezvous::JoinOutcome> outcome;
 
   Node(Job& job, std::optional<int> rank, const std::string& name = "gpu01") {
-    goal.host = "127.0.0.1";
-    goal.port = job.port;
     const auto token = rendezvous::make_token(kToken, "a test").value();
-    goal.as = rendezvous::join_as(token, rendezvous::LinkRole::kAgent, "job1", name).value();
-    goal.hello = {1, "0.1.0", rank, 3};
+    goal = rendezvous::link_goal("127.0.0.1", job.port, {rendezvous::LinkRole::kAgent, "job1", name, {}},
+                                 token, {1, "0.1.0", rank, 3})
+               .value();
     job.run(join(this, &job));
   }
   static Awaitable<> join(Node* self, Job* job) {
-    auto joined =
-        co_await rendezvous::secure_join(job->context, job->resolve, self->goal, Clock::now() + 20s);
+    auto joined = co_await rendezvous::secure_join(job->resolve, self->goal, Clock::now() + 20s);
     self->outcome = std::move(joined);
   }
   ByteStream& stream() { return *outcome->stream; }

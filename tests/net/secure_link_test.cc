@@ -136,12 +136,11 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
   const Secret token{std::string_view(kToken)};
   const auto make = [&](SecureStream::TlsRole end, int fd) {
     const auto link = link_key(token, who.role, who.job, who.node).value();
-    return SecureStream::make(port.context, end,
-                              {asio::posix::stream_descriptor(port.loop, fd),
-                               who,
-                               session_key(link, who).value(),
-                               {},
-                               100'000})
+    return SecureStream::make(end, {asio::posix::stream_descriptor(port.loop, fd),
+                                    who,
+                                    session_key(link, who).value(),
+                                    {},
+                                    100'000})
         .value();
   };
   const auto server = make(SecureStream::TlsRole::kServer, ends[0]);
@@ -255,9 +254,9 @@ std::unique_ptr<SecureStream> proven_peer(GuardedPort& port) {
   LinkGoal goal = port.joiner();
   const LinkIdentity who{LinkRole::kAgent, "job1", "gpu02", {}};
   RawPeer raw(port.port);
-  auto stream = SecureStream::make(port.context, SecureStream::TlsRole::kClient,
+  auto stream = SecureStream::make(SecureStream::TlsRole::kClient,
                                    {asio::posix::stream_descriptor(port.loop, raw.take().release()), who,
-                                    session_key(goal.as.key, who).value()})
+                                    session_key(goal.key, who).value()})
                     .value();
   struct Task {
     static Awaitable<> shake(SecureStream* stream, std::optional<HandshakeEnd>* end) {
@@ -315,14 +314,14 @@ TEST_CASE("a node waits for a master that starts later") {
   goal.host = "127.0.0.1";
   goal.port = late.port;
   struct Task {
-    static Awaitable<> join(std::shared_ptr<const SecureContext> context, const LinkGoal* goal,
-                            Clock::time_point until, std::optional<JoinOutcome>* outcome) {
-      const Resolve by_address = address_only;
-      *outcome = co_await secure_join(context, by_address, *goal, until);
+    static Awaitable<> join(const LinkGoal* goal, Clock::time_point until,
+                            std::optional<JoinOutcome>* outcome) {
+      const Resolve by_address = resolve_address;
+      *outcome = co_await secure_join(by_address, *goal, until);
     }
   };
   std::optional<JoinOutcome> outcome;
-  spawn(port, Task::join(port.context, &goal, Clock::now() + 20s, &outcome));
+  spawn(port, Task::join(&goal, Clock::now() + 20s, &outcome));
   port.loop.run_for(120ms);  // some attempts fail meanwhile
   CHECK_FALSE(outcome.has_value());
   late.listen();
@@ -338,7 +337,7 @@ TEST_CASE("a node waits for a master that starts later") {
   std::optional<JoinOutcome> never;
   RawPort silent;
   goal.port = silent.port;
-  spawn(port, Task::join(port.context, &goal, Clock::now() + 300ms, &never));
+  spawn(port, Task::join(&goal, Clock::now() + 300ms, &never));
   REQUIRE(port.run_until([&] { return never.has_value(); }));
   CHECK(never->error.code == ErrorCode::kTimeout);
   const std::string where = "127.0.0.1:" + std::to_string(silent.port);

@@ -16,6 +16,7 @@
 
 #include "rendezvous/link/secure_link.h"
 #include "tests/support/catch.h"
+#include "tests/support/resolve_address.h"
 
 namespace ddp::test {
 
@@ -27,7 +28,6 @@ inline const std::string kToken = "0123456789abcdef0123456789abcdef";
 /// A guarded port on loopback and its notices, all on the test's own thread.
 struct GuardedPort {
   asio::io_context loop{1};
-  std::shared_ptr<const rendezvous::SecureContext> context = rendezvous::SecureContext::make().value();
   std::shared_ptr<rendezvous::SecureAcceptor> acceptor;
   std::uint16_t port = 0;
   std::vector<std::unique_ptr<ByteStream>> joined;
@@ -91,7 +91,7 @@ struct GuardedPort {
   rendezvous::LinkGoal joiner(const std::string& token = kToken, const std::string& job = "job1",
                               rendezvous::LinkRole role = rendezvous::LinkRole::kAgent) const {
     const rendezvous::LinkToken given{Secret{std::string_view(token)}, "the file /run/token"};
-    return {"gpu01", port, rendezvous::join_as(given, role, job, "gpu02").value(), {1, "0.1.0"}};
+    return rendezvous::link_goal("gpu01", port, {role, job, "gpu02", {}}, given, {1, "0.1.0"}).value();
   }
   /// How messages name this port.
   std::string where() const { return "gpu01:" + std::to_string(port) + " (127.0.0.1)"; }
@@ -106,7 +106,7 @@ struct GuardedPort {
   void start_join(const rendezvous::LinkGoal& goal, std::optional<rendezvous::JoinOutcome>& outcome,
                   std::chrono::milliseconds limit = 15s, std::uint16_t at = 0) {
     const asio::ip::tcp::endpoint place(asio::ip::address_v4::loopback(), at != 0 ? at : port);
-    asio::co_spawn(loop, rendezvous::secure_connect(context, {place}, goal, Clock::now() + limit),
+    asio::co_spawn(loop, rendezvous::secure_connect({place}, goal, Clock::now() + limit),
                    [&outcome](const std::exception_ptr& failure, rendezvous::JoinOutcome result) {
                      if (failure) std::rethrow_exception(failure);
                      outcome = std::move(result);

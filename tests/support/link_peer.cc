@@ -16,6 +16,7 @@
 #include "launcher/links/join_shell.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/link/connection.h"
+#include "tests/support/resolve_address.h"
 
 namespace {
 
@@ -114,15 +115,14 @@ Awaitable<> be_master(Peer* self, launcher::JoinShell* shell) {
 }
 
 Awaitable<> be_node(Peer* self) {
-  rendezvous::LinkGoal goal;
-  goal.host = "127.0.0.1";
-  goal.port = self->port;
-  goal.as = rendezvous::join_as(self->token, rendezvous::LinkRole::kAgent, self->job, "stranger").value();
-  goal.hello = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version()), 1, 2};
-  const rendezvous::Resolve resolve = rendezvous::address_only;
-  auto context = rendezvous::SecureContext::make().value();
+  const auto goal =
+      rendezvous::link_goal("127.0.0.1", self->port,
+                            {rendezvous::LinkRole::kAgent, self->job, "stranger", {}}, self->token,
+                            {static_cast<int>(rendezvous::kProtocolVersion), std::string(version()), 1, 2})
+          .value();
+  const rendezvous::Resolve resolve = test::resolve_address;
   const auto limit = std::chrono::steady_clock::now() + 20s;
-  auto joined = co_await rendezvous::secure_join(std::move(context), resolve, goal, limit);
+  auto joined = co_await rendezvous::secure_join(resolve, goal, limit);
   if (!joined.stream) {
     std::printf("refused %s\n", joined.error.text.c_str());
     co_return;
@@ -158,9 +158,9 @@ int main(int argc, char** argv) {
     peer.script = argv[4];
     peer.order = argv[5];
     launcher::JoinShell::Options options;
-    options.listener = rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, peer.port).value();
-    options.token = std::move(peer.token);
-    options.link_job = peer.job;
+    options.port.listener = rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, peer.port).value();
+    options.port.token = std::move(peer.token);
+    options.port.job = peer.job;
     options.terms = {2, static_cast<int>(rendezvous::kProtocolVersion), std::string(version()),
                      peer.order == "leave" ? peer.script : peer.job};
     shell = launcher::JoinShell::make(peer.loop.get_executor(), std::move(options)).value();

@@ -48,12 +48,12 @@ TEST_CASE("the joining side reports who has which value, and the remedy") {
 
 TEST_CASE("the listening side reports peer, claim and error text") {
   const LinkSide here{"the control port 29400", "the file /run/token", "71b2d0"};
-  CHECK(refusal_line(LinkRefusal::kTokenDiffers,
-                     {"10.0.0.3", LinkIdentity{LinkRole::kAgent, "job1", "gpu02", {}}, ""}, here) ==
+  CHECK(refusal_line(LinkRefusal::kTokenDiffers, "10.0.0.3",
+                     LinkIdentity{LinkRole::kAgent, "job1", "gpu02", {}}, "", here) ==
         "refused 10.0.0.3 (node gpu02, job job1): its token differs from ours (the file /run/token, check "
         "71b2d0)");
-  CHECK(refusal_line(LinkRefusal::kHttp,
-                     {"10.0.0.9", std::nullopt, printable_start("GET /metrics HTTP/1.1\r\nHost: x")}, here) ==
+  CHECK(refusal_line(LinkRefusal::kHttp, "10.0.0.9", std::nullopt,
+                     printable_start("GET /metrics HTTP/1.1\r\nHost: x"), here) ==
         "10.0.0.9 sent HTTP to the control port 29400: \"GET /metrics HTTP/1.1\", which is not a web server "
         "or proxy; closed");
 }
