@@ -120,6 +120,10 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
     open = !error && count > 0;
     // Output beyond the limit is read, too, because a tool that blocks in a write would never end.
     if (open) result.text.append(chunk.data(), std::min(count, limit - std::min(limit, result.text.size())));
+    if (stop != nullptr && stop->at_limit && result.text.size() >= limit) {
+      run->late = true;
+      (void)run->child.send_group_signal(SIGKILL);
+    }
   }
   run->done = true;
   run->rest.cancel();
@@ -151,7 +155,9 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
 ToolOutput wait_for_tool(ChildSpec spec, Clock::time_point deadline, std::size_t limit) {
   asio::io_context loop(1);
   std::optional<ToolOutput> output;
-  asio::co_spawn(loop, run_tool(std::move(spec), deadline, limit),
+  ToolStop stop;
+  stop.at_limit = true;
+  asio::co_spawn(loop, run_tool(std::move(spec), deadline, limit, nullptr, &stop),
                  [&output](const std::exception_ptr& broken, ToolOutput result) {
                    if (broken) std::terminate();  // internal error: no exception crosses an await here
                    output = std::move(result);

@@ -38,6 +38,7 @@ struct ToolStop {
     if (kill) kill();
   }
   bool stopped = false;
+  bool at_limit = false;       ///< a tool that prints more than the limit is killed, since it may never end
   std::function<void()> kill;  ///< set by run_tool while a tool runs
 };
 
@@ -48,7 +49,7 @@ struct ToolStop {
 Awaitable<ToolOutput> run_tool(ChildSpec spec, std::chrono::steady_clock::time_point deadline,
                                std::size_t limit, std::set<pid_t>* pids = nullptr, ToolStop* stop = nullptr);
 
-/// As run_tool, for a thread without a loop: waits for the end. Thread-safe.
+/// As run_tool with ToolStop::at_limit, for a thread without a loop: waits for the end. Thread-safe.
 ToolOutput wait_for_tool(ChildSpec spec, std::chrono::steady_clock::time_point deadline, std::size_t limit);
 
 }  // namespace ddp

@@ -577,7 +577,10 @@ Awaitable<Result<SshConfig>> SshConfigSource::run_program(Host host, bool with_c
   ToolOutput output;
   if (spec) {
     spec->err = errors->get();
-    output = co_await run_tool(std::move(*spec), std::chrono::steady_clock::time_point::max(), kMostOutput);
+    ToolStop stop;
+    stop.at_limit = true;
+    output = co_await run_tool(std::move(*spec), std::chrono::steady_clock::time_point::max(), kMostOutput,
+                               nullptr, &stop);
   } else {
     output.status = spec.error();
   }
@@ -586,11 +589,11 @@ Awaitable<Result<SshConfig>> SshConfigSource::run_program(Host host, bool with_c
     if (config) config->host_name = host.name;
     co_return config;
   }
-  if (!output.status) co_return within(host.name, output.status.error());
   if (output.cut) {
     co_return Error{ErrorCode::kUnreachable,
                     program_ + " -G printed more than 1 MiB, which is no SSH configuration", 0};
   }
+  if (!output.status) co_return within(host.name, output.status.error());
   if (output.success()) co_return parse_ssh_config(output.text);
   TailLines words;
   words.feed(read_whole(errors->get(), kMostOutput));
