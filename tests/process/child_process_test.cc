@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "launcher/job/worker_env.h"
 #include "tests/process/process_probe.h"
 
 namespace ddp {
@@ -21,19 +22,6 @@ ChildSpec shell(const std::string& script) {
   spec.path = "/bin/sh";
   spec.argv = {"sh", "-c", script};
   return spec;
-}
-
-/// Starts the child, and returns what it wrote to stdout.
-std::string output_of(ChildSpec spec) {
-  Pipe out = make_pipe();
-  spec.out = out.write_end.get();
-  auto child = spawn(spec);
-  INFO((child ? std::string() : child.error().text));
-  REQUIRE(child.has_value());
-  out.write_end.reset();
-  std::string text = read_all(out.read_end.get());
-  wait_end(*child);
-  return text;
 }
 
 /// A directory that is removed after the test.
@@ -380,6 +368,16 @@ TEST_CASE("many threads may start children at the same time") {
     thread.join();
   CHECK(good == 80);
   CHECK(descriptors_come_down_to(before));
+}
+
+TEST_CASE("the limit of one variable is the kernel's") {
+  ChildSpec spec;
+  spec.path = "/bin/true";
+  spec.argv = {"true"};
+  spec.env = {"A=" + std::string(launcher::kMaxEnvString - 3, 's')};  // "A=" and NUL
+  CHECK(spawn(spec).has_value());
+  spec.env.front() += 's';
+  CHECK(failure_of(spec).sys == E2BIG);
 }
 
 }  // namespace ddp

@@ -102,6 +102,19 @@ inline ExitStatus wait_end(ChildProcess& child) {
   return *status;
 }
 
+/// Starts the child, and returns what it wrote to stdout.
+inline std::string output_of(ChildSpec spec) {
+  Pipe out = make_pipe();
+  spec.out = out.write_end.get();
+  auto child = spawn(spec);
+  INFO((child ? std::string() : child.error().text));
+  REQUIRE(child.has_value());
+  out.write_end.reset();
+  std::string text = read_all(out.read_end.get());
+  wait_end(*child);
+  return text;
+}
+
 inline std::size_t open_descriptors() {
   std::size_t count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))

@@ -1,8 +1,5 @@
 #include "launcher/job/worker_env.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-#include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -385,25 +382,6 @@ TEST_CASE("a variable that execve cannot pass is named before the spawn, without
         "arguments and environment have 2390275 bytes together, at most 2097152 can be passed; largest "
         "variables: V19 "
         "(129000 bytes), V18 (128000 bytes), V17 (127000 bytes)");
-}
-
-// The kernel decides the limit for one string: exec works at the limit; one byte more gives E2BIG.
-TEST_CASE("the limit of one string is the kernel's") {
-  auto exec_errno = [](std::size_t value_size) {
-    const std::string entry = "A=" + std::string(value_size, 's');
-    const char* const argv[] = {"true", nullptr};
-    const char* const env[] = {entry.c_str(), nullptr};
-    const pid_t child = fork();
-    if (child == 0) {
-      execve("/bin/true", const_cast<char* const*>(argv), const_cast<char* const*>(env));
-      _exit(errno == E2BIG ? 70 : 71);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    return WEXITSTATUS(status);
-  };
-  CHECK(exec_errno(kMaxEnvString - 3) == 0);
-  CHECK(exec_errno(kMaxEnvString - 2) == 70);
 }
 
 }  // namespace

@@ -4,13 +4,10 @@
 #include <poll.h>
 #include <pty.h>
 #include <sys/ioctl.h>
-#include <sys/wait.h>
-#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdlib>
 #include <future>
 #include <memory>
@@ -198,74 +195,6 @@ TEST_CASE("rows are erased as the terminal has rewrapped them, or not") {
     CHECK(test::read_available(terminal.reader) == (rewraps ? "\r\x1b[K\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A"
                                                             : "\r\x1b[K\x1b[1A\x1b[K\x1b[B\x1b[1A"));
   }
-}
-
-TEST_CASE("the reader of a pipe is found") {
-  OutputPipe pipe;
-  CHECK(pipe_reader(pipe.writer.get()).empty());  // this process does not count
-  CHECK(pipe_reader(::open("/dev/null", O_RDWR | O_CLOEXEC)).empty());
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::pause();
-    ::_exit(0);
-  }
-  const std::string reader = pipe_reader(pipe.writer.get());
-  CHECK(reader.find("(pid " + std::to_string(child) + ")") != std::string::npos);
-  ::kill(child, SIGKILL);
-  CHECK(::waitpid(child, nullptr, 0) == child);
-  pipe.reader.reset();
-  const pid_t writer = ::fork();  // a process that has only the other end
-  if (writer == 0) {
-    ::pause();
-    ::_exit(0);
-  }
-  CHECK(pipe_reader(pipe.writer.get()).empty());
-  ::kill(writer, SIGKILL);
-  CHECK(::waitpid(writer, nullptr, 0) == writer);
-}
-
-TEST_CASE("ddplaunch's lines go to the terminal when the reader of stderr has gone") {
-  const winsize size{24, 80, 0, 0};
-  int master = -1;
-  const pid_t child = ::forkpty(&master, nullptr, nullptr, &size);
-  if (child == 0) {
-    asio::io_context loop;
-    OutputPipe out;
-    OutputPipe err;
-    Console console(
-        loop.get_executor(), [] {}, ConsolePolicy::kAuto, out.writer.get(), err.writer.get());
-    const bool early = console.use_terminal();
-    err.reader.reset();
-    // While another process group has the terminal, ddplaunch leaves it alone.
-    const pid_t other = ::fork();
-    if (other == 0) {
-      ::pause();
-      ::_exit(0);
-    }
-    ::signal(SIGTTOU, SIG_IGN);
-    ::setpgid(other, other);
-    ::tcsetpgrp(0, other);
-    const bool background = console.use_terminal() || console.uses_terminal();
-    ::tcsetpgrp(0, ::getpgrp());
-    const bool used = console.use_terminal() && console.uses_terminal();
-    // Meanwhile it has become a background process of a terminal with "stty tostop".
-    termios mode{};
-    ::tcgetattr(0, &mode);
-    mode.c_lflag |= TOSTOP;
-    ::tcsetattr(0, TCSANOW, &mode);
-    ::tcsetpgrp(0, other);
-    ::signal(SIGTTOU, SIG_DFL);
-    console.write(2, "words\n");
-    ::kill(other, SIGKILL);
-    ::waitpid(other, nullptr, 0);
-    ::_exit(early ? 1 : background ? 2 : used ? 0 : 3);
-  }
-  REQUIRE(child > 0);
-  const UniqueFd terminal(master);
-  int status = -1;
-  CHECK(::waitpid(child, &status, 0) == child);
-  REQUIRE(status == 0);
-  CHECK(read_until(terminal, "\n") == "words\r\n");
 }
 
 TEST_CASE("an abandoned lane writes nothing more, and its thread ends") {
