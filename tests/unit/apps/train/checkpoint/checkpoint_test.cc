@@ -180,14 +180,14 @@ TEST_CASE("an epoch without a sample left is complete when the division changes,
 namespace fs = std::filesystem;
 
 /// A temporary directory, removed at the end.
-class Folder {
+class CheckpointFolder {
  public:
-  Folder() {
+  CheckpointFolder() {
     std::string name = fs::temp_directory_path().string() + "/ddp-writer-XXXXXX";
     REQUIRE(::mkdtemp(name.data()) != nullptr);
     path_ = name;
   }
-  ~Folder() {
+  ~CheckpointFolder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
   }
@@ -214,7 +214,7 @@ CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t ste
 
 /// A small model, and the writer of its checkpoints.
 struct Training {
-  explicit Training(const Folder& folder, int keep = 3)
+  explicit Training(const CheckpointFolder& folder, int keep = 3)
       : writer({folder.path(), keep}, model, [this](const std::string& line) { said.push_back(line); }) {}
   void write(std::uint64_t step) { writer.write(content_of(model, step)); }
 
@@ -242,7 +242,7 @@ extern "C" int renameat2(int from_directory, const char* from, int to_directory,
 }
 
 TEST_CASE("the newest checkpoints up to the one just written stay, and other files are untouched") {
-  const Folder folder;
+  const CheckpointFolder folder;
   folder.make("step-00000003", true);
   folder.make("step-00000004", false);  // not a checkpoint of a training
   folder.make("step-00000005", true);
@@ -262,7 +262,7 @@ TEST_CASE("the newest checkpoints up to the one just written stay, and other fil
 }
 
 TEST_CASE("a checkpoint is complete when the wait for it returns, and is read again") {
-  const Folder folder;
+  const CheckpointFolder folder;
   Training training(folder);
   CheckpointContent<float> content = content_of(training.model, 1);
   CheckpointState& state = content.state;
@@ -281,7 +281,7 @@ TEST_CASE("a checkpoint is complete when the wait for it returns, and is read ag
 }
 
 TEST_CASE("an optimizer's file must have exactly the optimizer's tensors") {
-  const Folder folder;
+  const CheckpointFolder folder;
   Training training(folder);
   training.write(1);
   REQUIRE(training.writer.wait().has_value());
@@ -300,7 +300,7 @@ TEST_CASE("an optimizer's file must have exactly the optimizer's tensors") {
 }
 
 TEST_CASE("checkpoints that follow each other at once are all written") {
-  const Folder folder;
+  const CheckpointFolder folder;
   Training training(folder, 9);
   for (std::uint64_t step = 1; step <= 5; ++step)
     training.write(step);
@@ -309,7 +309,7 @@ TEST_CASE("checkpoints that follow each other at once are all written") {
 }
 
 TEST_CASE("consecutive failures are reported once, and so is the next success") {
-  const Folder folder;
+  const CheckpointFolder folder;
   Training training(folder);
   const auto write = [&training](std::uint64_t step, float weight, float velocity) {
     CheckpointContent<float> content = content_of(training.model, step);
@@ -335,7 +335,7 @@ TEST_CASE("consecutive failures are reported once, and so is the next success") 
 }
 
 TEST_CASE("a state.json of more than 64 MiB is not read") {
-  const Folder folder;
+  const CheckpointFolder folder;
   folder.make("step-00000001", true);
   const std::string path = folder.path() + "/step-00000001";
   fs::resize_file(path + "/state.json", (64u << 20) + 1);  // a hole of the file
@@ -346,7 +346,7 @@ TEST_CASE("a state.json of more than 64 MiB is not read") {
 }
 
 TEST_CASE("a checkpoint that is written again exists at every moment") {
-  const Folder folder;
+  const CheckpointFolder folder;
   Training training(folder);
   training.write(3);
   REQUIRE(training.writer.wait().has_value());
@@ -367,7 +367,7 @@ TEST_CASE("a checkpoint that is written again exists at every moment") {
 }
 
 TEST_CASE("a checkpoint is replaced on a disk that cannot exchange names") {
-  const Folder folder;
+  const CheckpointFolder folder;
   Training training(folder);
   const NoExchange disk;
   std::vector<std::uint32_t> sums;
@@ -385,7 +385,7 @@ TEST_CASE("a checkpoint is replaced on a disk that cannot exchange names") {
 }
 
 TEST_CASE("unfinished checkpoints of an ended training are removed, and similar names stay") {
-  const Folder folder;
+  const CheckpointFolder folder;
   const std::vector<std::string> left = {".tmp-17-step-00000003",
                                          ".tmp-18446744073709551615-old-step-00000004"};
   const std::vector<std::string> foreign = {".tmp-backup",         ".tmp-17",        ".tmp-17-step-3x",
