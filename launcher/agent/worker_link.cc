@@ -115,11 +115,11 @@ struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
   void refuse(uid_t user);
   void await_messages();
   void read_some();
-  void hear(const rendezvous::WorkerEvent& event);
+  void receive(const rendezvous::WorkerEvent& event);
   void await_reports();
   void read_reports();
   void send();
-  void misbehaved(std::string words) { hear(rendezvous::WorkerMisbehaved{std::move(words)}); }
+  void misbehaved(std::string words) { receive(rendezvous::WorkerMisbehaved{std::move(words)}); }
   void close_listener();
   void close_connection();
   void forget();
@@ -187,7 +187,7 @@ void WorkerLink::Worker::read_some() {
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return await_messages();
   if (got <= 0) return close_connection();  // the owner watches the process and sees its end
   for (const rendezvous::WorkerEvent& event : session.receive({bytes, static_cast<std::size_t>(got)})) {
-    hear(event);
+    receive(event);
     if (!link) return;
   }
   if (session.state() == rendezvous::WorkerSession::State::kIgnored) return close_connection();
@@ -195,7 +195,7 @@ void WorkerLink::Worker::read_some() {
   if (connection.is_open()) await_messages();
 }
 
-void WorkerLink::Worker::hear(const rendezvous::WorkerEvent& event) {
+void WorkerLink::Worker::receive(const rendezvous::WorkerEvent& event) {
   std::visit([this](const auto& said) { link->events_.worker_said(local_rank, said); }, event);
 }
 

@@ -103,7 +103,7 @@ bool ActivityTracker::whole_due(Time now) const {
   return !sampled_whole_ || now - last_whole_ >= std::min<Time>(timeout_ / 4, kLongestBetweenWholes);
 }
 
-std::optional<ActivityTracker::QuietChange> ActivityTracker::settle(Time now) {
+std::optional<ActivityTracker::QuietChange> ActivityTracker::poll_change(Time now) {
   const bool quiet = now - last_activity_ >= timeout_ / 2;
   if (quiet == reported_quiet_) return std::nullopt;
   reported_quiet_ = quiet;

@@ -72,7 +72,7 @@ class ActivityTracker {
   };
   /// Returns the state for the master if it has changed. Quiet is reported after half of the timeout, so that
   /// a short pause of the job causes no traffic.
-  std::optional<QuietChange> settle(Time now);
+  std::optional<QuietChange> poll_change(Time now);
 
   Time last_activity() const { return last_activity_; }
 

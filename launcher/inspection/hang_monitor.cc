@@ -102,7 +102,7 @@ bool HangMonitor::sees_work() {
 }
 
 void HangMonitor::report_changes() {
-  const auto change = tracker_.settle(steady_now());
+  const auto change = tracker_.poll_change(steady_now());
   if (!change) return;
   send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count())});
 }

@@ -36,7 +36,7 @@ constexpr std::size_t kMaxJobId = 160;
 constexpr std::string_view kDeleted = " (deleted)";
 
 /// Cuts `text` after the next `mark` and returns the part before the mark.
-std::string_view take(std::string_view& text, char mark) {
+std::string_view cut_word(std::string_view& text, char mark) {
   const std::size_t end = std::min(text.find(mark), text.size());
   const std::string_view part = text.substr(0, end);
   text.remove_prefix(std::min(end + 1, text.size()));
@@ -45,7 +45,7 @@ std::string_view take(std::string_view& text, char mark) {
 
 bool has_word(std::string_view list, std::string_view word) {
   while (!list.empty()) {
-    if (take(list, ',') == word) return true;
+    if (cut_word(list, ',') == word) return true;
   }
   return false;
 }
@@ -76,15 +76,15 @@ struct Mount {
 /// stands before the dash.
 std::optional<Mount> cgroup_mount(std::string_view line, std::string_view controller) {
   for (int skipped = 0; skipped < 3; ++skipped)
-    take(line, ' ');
-  const std::string_view root = take(line, ' ');
-  const std::string_view point = take(line, ' ');
-  while (!line.empty() && take(line, ' ') != "-") {
+    cut_word(line, ' ');
+  const std::string_view root = cut_word(line, ' ');
+  const std::string_view point = cut_word(line, ' ');
+  while (!line.empty() && cut_word(line, ' ') != "-") {
   }
-  const std::string_view type = take(line, ' ');
-  take(line, ' ');  // the source is not used
+  const std::string_view type = cut_word(line, ' ');
+  cut_word(line, ' ');  // the source is not used
   const bool wanted =
-      controller.empty() ? type == "cgroup2" : type == "cgroup" && has_word(take(line, ' '), controller);
+      controller.empty() ? type == "cgroup2" : type == "cgroup" && has_word(cut_word(line, ' '), controller);
   if (!wanted || !root.starts_with('/') || !point.starts_with('/')) return std::nullopt;
   return Mount{unescaped(root), unescaped(point)};
 }
@@ -92,9 +92,9 @@ std::optional<Mount> cgroup_mount(std::string_view line, std::string_view contro
 /// Finds "0::/path" (version 2) or "5:cpu,cpuacct:/path" (version 1).
 std::optional<std::string_view> own_group(std::string_view self_cgroup, std::string_view controller) {
   while (!self_cgroup.empty()) {
-    std::string_view line = take(self_cgroup, '\n');
-    const std::string_view number = take(line, ':');
-    const std::string_view controllers = take(line, ':');
+    std::string_view line = cut_word(self_cgroup, '\n');
+    const std::string_view number = cut_word(line, ':');
+    const std::string_view controllers = cut_word(line, ':');
     const bool wanted =
         controller.empty() ? number == "0" && controllers.empty() : has_word(controllers, controller);
     if (!wanted) continue;
@@ -258,7 +258,7 @@ std::string find_cgroup(std::string_view mountinfo, std::string_view self_cgroup
   if (!group) return {};
   std::optional<Mount> best;
   while (!mountinfo.empty()) {
-    const auto mount = cgroup_mount(take(mountinfo, '\n'), controller);
+    const auto mount = cgroup_mount(cut_word(mountinfo, '\n'), controller);
     // The first mount that shows the group wins; a later one at the same mount point covers it.
     if (!mount || (best && best->point != mount->point)) continue;
     if (below(*group, mount->root)) {

@@ -165,7 +165,7 @@ class Keeper {
 
  private:
   void read_agent();
-  void take(const KeeperPacket& packet, std::string text);
+  void handle(const KeeperPacket& packet, std::string text);
   void read_signals();
   void parent_ended();
   void signal_agent(int number) { (void)signal_process(agent_fd_.get(), agent_, number); }
@@ -218,11 +218,11 @@ void Keeper::read_agent() {
       return;
     }
     if (static_cast<std::size_t>(size) < kKeeperPacketHead) continue;
-    take(packet, std::string(packet.text, static_cast<std::size_t>(size) - kKeeperPacketHead));
+    handle(packet, std::string(packet.text, static_cast<std::size_t>(size) - kKeeperPacketHead));
   }
 }
 
-void Keeper::take(const KeeperPacket& packet, std::string text) {
+void Keeper::handle(const KeeperPacket& packet, std::string text) {
   switch (packet.kind) {
     case KeeperPacket::kRenew:
       lease_ = std::chrono::milliseconds(packet.lease_ms);

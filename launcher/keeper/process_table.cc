@@ -98,7 +98,7 @@ std::string read_proc(pid_t pid, const char* name, std::size_t limit) {
 
 /// Takes the next word from `text` as a number.
 template <class T>
-bool take(std::string_view& text, T& value) {
+bool read_number(std::string_view& text, T& value) {
   const std::size_t from = text.find_first_not_of(" \t");
   if (from == std::string_view::npos) return false;
   text.remove_prefix(from);
@@ -150,7 +150,7 @@ std::optional<ProcessStat> parse_stat(std::string_view text) {
   if (close == std::string_view::npos || close < open || text.size() < close + 4) return std::nullopt;
   ProcessStat info;
   std::string_view head = text.substr(0, open);
-  if (!take(head, info.pid)) return std::nullopt;
+  if (!read_number(head, info.pid)) return std::nullopt;
   info.comm = text.substr(open + 1, close - open - 1);
   info.state = text[close + 2];
   std::string_view rest = text.substr(close + 3);
@@ -162,9 +162,9 @@ std::optional<ProcessStat> parse_stat(std::string_view text) {
     std::uint64_t wide = 0;
     std::string_view again = rest;
     // Field 25 (rsslim) is unsigned and may not fit.
-    if (!take(rest, value)) {
+    if (!read_number(rest, value)) {
       rest = again;
-      if (!take(rest, wide)) return field > 22 ? std::optional(info) : std::nullopt;
+      if (!read_number(rest, wide)) return field > 22 ? std::optional(info) : std::nullopt;
     }
     if (field >= 14 && field <= 17 && value > 0) info.cpu += static_cast<std::uint64_t>(value);
     if (field == 22) info.started = static_cast<std::uint64_t>(value);
@@ -187,8 +187,8 @@ std::optional<ProcessInfo> parse_status(std::string_view text) {
   std::string_view pid = field(text, "Pid:\t");
   std::string_view parent = field(text, "PPid:\t");
   std::string_view uids = field(text, "Uid:\t");
-  if (state.empty() || !take(pid, info.pid) || !take(parent, info.parent) || !take(uids, real) ||
-      !take(uids, info.uid))
+  if (state.empty() || !read_number(pid, info.pid) || !read_number(parent, info.parent) ||
+      !read_number(uids, real) || !read_number(uids, info.uid))
     return std::nullopt;
   info.comm = name;
   info.state = state[0];

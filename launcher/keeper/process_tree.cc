@@ -320,7 +320,7 @@ bool TreeKill::step() {
     const bool ours = (info.parent == getpid() || members_.contains(info.parent)) && !kept(info);
     if (ours && info.state == 'Z') {
       if (ended_meanwhile(info)) ++fresh;
-    } else if (ours && !members_.contains(info.pid) && take(info.pid) && members_[info.pid].err == 0) {
+    } else if (ours && !members_.contains(info.pid) && add_member(info.pid) && members_[info.pid].err == 0) {
       ++fresh;
     }
     table.emplace(info.pid, std::move(info));
@@ -397,7 +397,7 @@ std::size_t TreeKill::take_new(const ProcessMap& table) {
       const pid_t pid = child->second;
       if (kept(table.at(pid))) continue;
       if (!members_.contains(pid)) {
-        if (!take(pid)) {
+        if (!add_member(pid)) {
           // The process ended during the pass; only the next pass shows its children.
           if (table.at(pid).state != 'Z') ++fresh;
           continue;
@@ -449,7 +449,7 @@ std::size_t TreeKill::take_marked(const ProcessMap& table) {
 
 /// True if the process has become a member. The order makes this safe: open a descriptor, read the process,
 /// then check that its parent was still alive.
-bool TreeKill::take(pid_t pid) {
+bool TreeKill::add_member(pid_t pid) {
   UniqueFd fd = open_if_spare(pid, crowded_);
   if (!fd || has_ended(fd.get())) return false;
   const auto info = read_process(pid);

@@ -150,7 +150,7 @@ class TreeKill {
   std::size_t take_new(const ProcessMap& table);
   std::size_t take_marked(const ProcessMap& table);
   std::size_t kill_cgroup();
-  bool take(pid_t pid);
+  bool add_member(pid_t pid);
   bool adopt_found(MarkedProcess found, const ProcessMap& table);
   bool search(const ProcessMap& table);
   bool may_be_marked(const ProcessInfo& info, const ProcessMap& table) const;

@@ -235,7 +235,7 @@ bool LiveBoard::take_sample(Entry& entry, Time now, std::string& lines) {
   const Time quiet = now - entry.since_;
   const bool was_settled = entry.settled_;
   if (quiet >= kQuiet) {
-    entry.lines.settle(quiet >= kLongQuiet, lines);
+    entry.lines.finish_idle(quiet >= kLongQuiet, lines);
     entry.settled_ = true;
     entry.seen_ = entry.lines.revision();
   }

@@ -423,7 +423,7 @@ void OpenRows::erase_below() {
   if (at_start_) erase_row();
 }
 
-void OpenRows::settle(bool long_quiet, const LineSink& sink) {
+void OpenRows::finish_idle(bool long_quiet, const LineSink& sink) {
   if (reach_ > 0) {
     finish_beyond_reach(sink);
   } else if (!hidden_ || long_quiet) {

@@ -103,7 +103,7 @@ class OpenRows {
   void backspace() { ++back_, ++revision_; }
   void escape(EscapeReader::Effect effect, const EscapeReader& sequence, const LineSink& sink);
   /// Finishes rows to which no bar will return, after a time without output (`long_quiet`: a long time).
-  void settle(bool long_quiet, const LineSink& sink);
+  void finish_idle(bool long_quiet, const LineSink& sink);
   /// Ends the stream: every row becomes a line. The object may be used again.
   void finish(const LineSink& sink);
 

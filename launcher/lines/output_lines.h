@@ -30,7 +30,7 @@ class LineAssembler {
   void add(std::string_view bytes, std::string& out);
   /// Finishes the rows of ended bars after a time without output. If `long_quiet`, also finishes the rows of
   /// a program that hid the cursor.
-  void settle(bool long_quiet, std::string& out) { rows_.settle(long_quiet, sink(out)); }
+  void finish_idle(bool long_quiet, std::string& out) { rows_.finish_idle(long_quiet, sink(out)); }
   /// Ends the stream: a last line without a newline gets one. The object may be used again.
   void finish(std::string& out);
 

@@ -64,7 +64,7 @@ std::vector<std::string> hook_variables(const JournalEvent& event, std::string_v
   return env;
 }
 
-void HookRunner::take(const JournalEvent& event, const std::string& line, const Failure* cause) {
+void HookRunner::on_event(const JournalEvent& event, const std::string& line, const Failure* cause) {
   const std::string_view name = hook_event(event, has_run_);
   has_run_ = has_run_ || event.kind == JournalEvent::Kind::kAttemptRunning;
   for (std::size_t i = 0; i < settings_.hooks.size(); ++i) {

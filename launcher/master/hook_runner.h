@@ -40,7 +40,7 @@ class HookRunner {
 
   /// Starts the hooks of an event, or lets them wait for others. `line`: their standard input. `cause`: the
   /// failure behind the event; null: none.
-  void take(const JournalEvent& event, const std::string& line, const Failure* cause = nullptr);
+  void on_event(const JournalEvent& event, const std::string& line, const Failure* cause = nullptr);
   /// Drops the hooks that wait, except those of the job's end.
   void drop_waiting();
   /// Kills the hooks that run, and drops those that wait.

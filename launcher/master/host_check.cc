@@ -181,7 +181,7 @@ void HostCheck::node_failed(std::size_t node, Error error) {
   changed_.cancel();
 }
 
-void HostCheck::take(std::size_t index, const rendezvous::Message& message) {
+void HostCheck::on_message(std::size_t index, const rendezvous::Message& message) {
   CheckedNode& node = result_.nodes[index];
   const bool opens = phase_ == Phase::kOpeningStore && index == 0;
   if (const auto* facts = std::get_if<rendezvous::NodeChecked>(&message)) {
@@ -349,7 +349,7 @@ class CheckMaster final : private NodeEvents {
     check_.node_failed(node.index, std::move(end.why));
   }
 
-  Result<> take(NodeLink& node, const rendezvous::Message& message) override {
+  Result<> on_message(NodeLink& node, const rendezvous::Message& message) override {
     if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
       check_.node_up(node.index, *hello, node.channel().address());
     } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
@@ -357,7 +357,7 @@ class CheckMaster final : private NodeEvents {
       if (!notice->detail || spec_.verbose)
         show_lines_(spec_.hosts[node.index].name + ": " + notice->text + "\n");
     } else {
-      check_.take(node.index, message);
+      check_.on_message(node.index, message);
     }
     return {};
   }

@@ -52,7 +52,7 @@ class HostCheck {
 
   void node_up(std::size_t node, const rendezvous::Hello& hello, std::string connected);
   void node_failed(std::size_t node, Error error);  ///< not reached, or its link ended
-  void take(std::size_t node, const rendezvous::Message& message);
+  void on_message(std::size_t node, const rendezvous::Message& message);
   /// A signal of the user ends the check early. A second one means: do not wait for the nodes to leave.
   void interrupt(int signal);
 

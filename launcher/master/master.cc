@@ -304,14 +304,14 @@ void Master::say(std::string_view text) {
 void Master::record(const JournalEvent& event) {
   const std::string line = journal_line(event, ++journal_id_, std::chrono::system_clock::now());
   files_->append({0, 0, 0, kJournal}, line);
-  progress_.take(event, steady_now());
+  progress_.on_event(event, steady_now());
   if (event.kind == JournalEvent::Kind::kAttemptRunning && all_run_) std::exchange(all_run_, nullptr)();
   if (spec_.hooks.empty()) return;
   // At the begin of another attempt the failures are those of the attempt before.
   const JobEnd& end = supervisor_.end();
   const bool again = event.kind == JournalEvent::Kind::kAttemptStarted && !end.earlier.empty();
   const bool wanted = !hook_event(event, false).empty();
-  hooks_.take(event, line, again ? &end.earlier.back() : wanted ? cause_of(end) : nullptr);
+  hooks_.on_event(event, line, again ? &end.earlier.back() : wanted ? cause_of(end) : nullptr);
 }
 
 void Master::say_host(const NodeLink& node, std::string_view line) {
@@ -397,7 +397,7 @@ void Master::settle_files(const ExitReport& report) {
     return write_reports(report_json(end, report, complete), brief_report_json(end, report, complete), files,
                          *done);
   };
-  auto warnings = files_->settle(write, kLastText);
+  auto warnings = files_->finish(write, kLastText);
   if (warnings && warnings->empty()) return;
   // The disk of the first path may also still receive the job's output.
   const auto disk = [&] { return *done == 1 && files.size() == 2 ? files[1].path : spec_.job_dir; };
@@ -405,7 +405,7 @@ void Master::settle_files(const ExitReport& report) {
     end_at_signals_with(report.exit_code,
                         last_line(report));  // before the user reads that a signal is possible
     say("waiting for the disk of " + disk() + " (Ctrl-C: exit without waiting)");
-    warnings = files_->settle(write, kDeadDisk);
+    warnings = files_->finish(write, kDeadDisk);
   }
   if (!warnings) {
     std::string missing;

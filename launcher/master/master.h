@@ -64,7 +64,7 @@ class Master final : private NodeEvents {
 
   void agent_started(NodeLink& node, const remote::StartedAgent& agent) override;
   void start_failed(std::size_t node, Error why) override;
-  Result<> take(NodeLink& node, const rendezvous::Message& message) override;
+  Result<> on_message(NodeLink& node, const rendezvous::Message& message) override;
   void all_taken(NodeLink& node) override;
   void heard(const NodeLink& node) override;
   void reachable(const NodeLink& node) override;

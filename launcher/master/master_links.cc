@@ -196,7 +196,7 @@ Awaitable<> MasterLinks::read_link(Link node) {
   while (good) {
     // Messages that came with the agent's first bytes are already in the buffer, so they are taken before the
     // first read.
-    good = take_messages(*node);
+    good = read_messages(*node);
     events_.all_taken(*node);
     if (good) good = co_await node->connection().read_more();
     if (!good) break;
@@ -234,22 +234,22 @@ Awaitable<> MasterLinks::read_errors(Link node) {
   }
 }
 
-Result<> MasterLinks::take_messages(NodeLink& node) {
+Result<> MasterLinks::admit_messages(NodeLink& node) {
   for (;;) {
     auto message = node.connection().next();
     if (!message) return message.error();
     if (!*message) return {};
     // Texts of a node go to terminals and pages; nothing behind this line sees their control characters.
     clean_texts(**message);
-    if (auto good = take(node, **message); !good) return good;
+    if (auto good = admit(node, **message); !good) return good;
   }
 }
 
-Result<> MasterLinks::take(NodeLink& node, rendezvous::Message& message) {
+Result<> MasterLinks::admit(NodeLink& node, rendezvous::Message& message) {
   const auto admission = node.limits.admit(message);
   if (!admission) return admission.error();
   if (*admission == NodeLimits::Admission::kDropFirst)
-    return events_.take(
+    return events_.on_message(
         node, rendezvous::Notice{"sent more than " + std::to_string(node.limits.kept_limit() >> 10) +
                                  " KiB of diagnostics in this attempt; the rest is dropped"});
   if (*admission == NodeLimits::Admission::kDrop) return {};
@@ -263,7 +263,7 @@ Result<> MasterLinks::take(NodeLink& node, rendezvous::Message& message) {
     node.ping(++ping_sequence_);
     node.greeted = true;
   }
-  return events_.take(node, message);
+  return events_.on_message(node, message);
 }
 
 void MasterLinks::ping_every(milliseconds interval) {

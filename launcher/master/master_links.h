@@ -29,7 +29,7 @@ class NodeEvents {
   /// The agent could not be started.
   virtual void start_failed(std::size_t node, Error why) = 0;
   /// Any message but a Pong. An error ends the link.
-  virtual Result<> take(NodeLink& node, const rendezvous::Message& message) = 0;
+  virtual Result<> on_message(NodeLink& node, const rendezvous::Message& message) = 0;
   /// All messages that have arrived were taken.
   virtual void all_taken(NodeLink&) {}
   /// Bytes arrived: a heartbeat.
@@ -93,8 +93,8 @@ class MasterLinks {
   Awaitable<> read_link(Link node);
   Awaitable<> read_errors(Link node);
   Awaitable<> ping_nodes(std::chrono::milliseconds interval);
-  Result<> take_messages(NodeLink& node);
-  Result<> take(NodeLink& node, rendezvous::Message& message);
+  Result<> read_messages(NodeLink& node);
+  Result<> admit(NodeLink& node, rendezvous::Message& message);
   void gone(NodeLink& node, NodeLink::LinkEnd end);
   struct Sweep;
   Awaitable<> run_sweep(std::shared_ptr<Sweep> sweep, rendezvous::JobStart order);

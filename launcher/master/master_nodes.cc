@@ -149,7 +149,7 @@ void Master::all_taken(NodeLink& node) {
   give_credit(node);
 }
 
-Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
+Result<> Master::on_message(NodeLink& node, const rendezvous::Message& message) {
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) return take_output(node, *output);
   if (const auto* steps = std::get_if<rendezvous::WorkerSteps>(&message)) return take_steps(node, *steps);
   output_.pass_on();  // what workers wrote before an event is shown before the message about the event
@@ -158,7 +158,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
     if (supervisor_.nodes().runs(node.index, 0)) stdin_.taken(*stdin_taken);
   } else if (const auto* answer = std::get_if<rendezvous::QueryAnswer>(&message)) {
-    queries_.take(node.index, *answer);
+    queries_.answered(node.index, *answer);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     // A wrapper may lead to another machine.
     const bool probed =
@@ -191,9 +191,9 @@ Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
   if (its_own && output.attempt != supervisor_.nodes().attempt()) {  // late output of an earlier attempt
     files_->append({output.attempt, output.rank, *its_own, output.stream}, output.data);
   } else if (its_own) {
-    output_.take(output.attempt, output.rank, output.stream, output.data,
-                 output.clock_ns == 0 ? steady_now() : node.to_ours(output.clock_ns),
-                 output.data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
+    output_.add(output.attempt, output.rank, output.stream, output.data,
+                output.clock_ns == 0 ? steady_now() : node.to_ours(output.clock_ns),
+                output.data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
   }
   return {};
 }

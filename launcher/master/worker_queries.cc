@@ -70,7 +70,7 @@ void WorkerQueries::cancel(std::uint32_t number) {
   requests_.erase(found);
 }
 
-void WorkerQueries::take(std::size_t node, const rendezvous::QueryAnswer& answer) {
+void WorkerQueries::answered(std::size_t node, const rendezvous::QueryAnswer& answer) {
   const auto found = requests_.find(answer.request);
   if (found == requests_.end() || !found->second.nodes.contains(node)) return;
   GatheredReply& waiting = found->second;

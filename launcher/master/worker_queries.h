@@ -27,7 +27,7 @@ class WorkerQueries {
   /// See ControlHandlers. `running`: workers run.
   std::uint32_t start(const WorkerRequest& request, bool running, ControlHandlers::WorkersAnswered done);
   void cancel(std::uint32_t number);
-  void take(std::size_t node, const rendezvous::QueryAnswer& answer);
+  void answered(std::size_t node, const rendezvous::QueryAnswer& answer);
   void node_gone(std::size_t node);
   /// The job ends: answers all requests, so that no timer is left.
   void end();

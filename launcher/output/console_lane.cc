@@ -103,7 +103,7 @@ void ConsoleQueue::skip_ahead(bool ours, std::size_t keep) {
   segments_ = std::move(kept);
 }
 
-ConsoleQueue::Segment ConsoleQueue::take() {
+ConsoleQueue::Segment ConsoleQueue::pop() {
   DDP_REQUIRE(!segments_.empty(), queued_);
   Segment segment = std::move(segments_.front());
   segments_.pop_front();
@@ -350,7 +350,7 @@ std::vector<LiveRow> ConsoleLane::rows_to_show() const {
 
 void ConsoleLane::write_next(std::unique_lock<std::mutex>& lock) {
   ConsoleQueue::Segment segment{1, false, 0, {}};
-  if (!queue_.empty()) segment = queue_.take();
+  if (!queue_.empty()) segment = queue_.pop();
   const auto index = static_cast<std::size_t>(segment.stream - 1);
   const std::vector<LiveRow> rows = rows_to_show();
   rows_changed_ = false;

@@ -52,7 +52,7 @@ class ConsoleQueue {
   bool empty() const { return segments_.empty(); }
   /// Returns the oldest segment, with a first line about its gap if it has one. Its bytes still count as
   /// waiting until done() is called with it.
-  Segment take();
+  Segment pop();
   void done(Segment& segment);
   void clear();
 

@@ -126,7 +126,7 @@ bool JobWriter::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::millis
   }
 }
 
-std::optional<std::vector<std::string>> JobWriter::settle(const LastTask& last,
+std::optional<std::vector<std::string>> JobWriter::finish(const LastTask& last,
                                                           std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
   // A second call only continues the wait; the report must not be written twice.

@@ -61,10 +61,10 @@ class JobWriter : public std::enable_shared_from_this<JobWriter> {
   /// Makes the thread write the whole backlog and then call `last`. Waits for both as long as the disk
   /// accepts bytes, and for `limit` when it accepts none. Returns warnings for the user: losses of the files
   /// and the warnings of `last`. Unset: not finished yet, and another call continues the wait.
-  std::optional<std::vector<std::string>> settle(const LastTask& last, std::chrono::milliseconds limit);
+  std::optional<std::vector<std::string>> finish(const LastTask& last, std::chrono::milliseconds limit);
   /// Returns the number of bytes not yet written.
   std::size_t backlog() const { return backlog_.load(std::memory_order_relaxed); }
-  /// Waits like settle(), then ends the thread. A blocked thread is abandoned. May be called twice.
+  /// Waits like finish(), then ends the thread. A blocked thread is abandoned. May be called twice.
   void close(std::chrono::milliseconds limit);
 
  private:
@@ -101,7 +101,7 @@ class JobWriter : public std::enable_shared_from_this<JobWriter> {
   std::function<void()> drained_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::condition_variable progress_;  ///< something was written, or settle() or close() finished
+  std::condition_variable progress_;  ///< something was written, or finish() or close() finished
   // Members guarded by the mutex:
   WriteBatch waiting_;
   std::map<OutputKey, std::size_t> place_;  ///< index in waiting_

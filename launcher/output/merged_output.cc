@@ -147,8 +147,8 @@ MergedOutput::RankOutput& MergedOutput::rank_state(std::uint32_t attempt, std::u
   return *ranks_[rank];
 }
 
-void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream,
-                        std::string_view bytes, Time written, std::shared_ptr<const char[]> memory) {
+void MergedOutput::add(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes,
+                       Time written, std::shared_ptr<const char[]> memory) {
   RankOutput& state = rank_state(attempt, rank);
   if (!bytes.empty()) {
     const OutputKey key{attempt, rank, state.source.local_rank, stream};

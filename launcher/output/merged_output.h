@@ -73,8 +73,8 @@ class MergedOutput {
   /// Takes bytes of one stream of one rank, in order, with the time when they were `written`; empty: the
   /// stream has ended. Attempts follow each other: the first bytes of a new attempt finish the open lines of
   /// the previous one. `memory`, if any, holds the bytes. It may be kept and must not change any more.
-  void take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes,
-            Time written, std::shared_ptr<const char[]> memory = {});
+  void add(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes,
+           Time written, std::shared_ptr<const char[]> memory = {});
   /// Passes the collected lines to the console in large pieces. Call it when all arrived bytes were taken,
   /// and before anything else is shown.
   void pass_on();
@@ -120,7 +120,7 @@ class MergedOutput {
   /// The first rank that shows a stream, by stream and (--bars node) node rank.
   std::map<std::pair<int, int>, std::uint32_t> bar_owners_;
   std::optional<std::uint32_t> attempt_;  ///< the attempt of ranks_
-  std::string lines_;                     ///< for the console, of stream_; empty between pass_on and take
+  std::string lines_;                     ///< for the console, of stream_; empty between pass_on and add
   int stream_ = 1;
 };
 

@@ -55,7 +55,7 @@ class JobProgress {
   /// `hang_timeout`: how long nothing has moved when a hang is found.
   JobProgress(Time began, Time hang_timeout) : hang_timeout_(hang_timeout), since_(began) {}
 
-  void take(const JournalEvent& event, Time now);
+  void on_event(const JournalEvent& event, Time now);
   /// Takes what workers reported; the lists of the message have the same size, and `durations` that of
   /// StepDurations::counts. Ignored unless its attempt is the present one.
   void take_steps(const rendezvous::WorkerSteps& message, Time now);

@@ -131,7 +131,7 @@ void NodeTable::came_up(const job::NodeUp& event, Time now) {
   node.trouble.reset();
 }
 
-NodeTable::Time NodeTable::hear(std::size_t index, Time now) {
+NodeTable::Time NodeTable::heard_from(std::size_t index, Time now) {
   Node& node = nodes_[index];
   const Time silent = now - node.heard;
   node.heard = node.silent_since = now;

@@ -149,7 +149,7 @@ class NodeTable {
   /// A new incarnation of the node said hello.
   void came_up(const job::NodeUp& event, Time now);
   /// A byte of the node arrived. Returns for how long it had been silent.
-  Time hear(std::size_t node, Time now);
+  Time heard_from(std::size_t node, Time now);
   /// The master slept for `time`: the nodes were not silent then.
   void forgive_silence(Time time, Time now);
   /// The participant got the order to start its workers.

@@ -111,7 +111,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted
 void Supervisor::join(std::size_t index, Time now) {
   NodeTable::Node& node = nodes_[index];
   nodes_.enter(index, NodeState::kAccepted);
-  nodes_.hear(index, now);
+  nodes_.heard_from(index, now);
   node.recall_at.reset();
   record({.kind = JournalEvent::Kind::kNodeJoined}, index);
   if (state_ == State::kStarting || state_ == State::kRunning) {
@@ -397,7 +397,7 @@ void Supervisor::close_link(std::size_t index) {
 void Supervisor::on(const job::NodeHeartbeat& event, Time now) {
   NodeTable::Node& node = nodes_[event.node];
   if (event.incarnation != node.incarnation || !node.is_present()) return;
-  const Time silent = nodes_.hear(event.node, now);
+  const Time silent = nodes_.heard_from(event.node, now);
   if (!node.suspect) return;
   node.suspect = false;
   if (state_ >= State::kEnding) return;

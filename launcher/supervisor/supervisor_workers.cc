@@ -156,7 +156,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkersRead
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerInTrouble& message, Time now) {
   if (message.attempt != nodes_.attempt() || state_ != State::kRunning ||
-      !nodes_.runs(from.node, message.rank) || !survivors_.heeds(message.rank))
+      !nodes_.runs(from.node, message.rank) || !survivors_.accepts_report(message.rank))
     return;
   std::string text =
       "rank " + std::to_string(message.rank) + " on " + nodes_[from.node].name + ": " + message.text;

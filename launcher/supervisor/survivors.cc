@@ -47,7 +47,7 @@ bool Survivors::ready(std::size_t participant) {
   return true;
 }
 
-bool Survivors::heeds(std::uint32_t rank) {
+bool Survivors::accepts_report(std::uint32_t rank) {
   return ++troubles_[rank] <= kMostTroubles;
 }
 

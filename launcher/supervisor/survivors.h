@@ -117,7 +117,7 @@ class Survivors {
   bool ended(std::size_t participant) { return ready(participant); }
   /// A rank has reported that it cannot reach others. Returns false when this attempt has too many such
   /// reports from the rank, and the report is ignored.
-  bool heeds(std::uint32_t rank);
+  bool accepts_report(std::uint32_t rank);
   void in_trouble(std::string words, Time now);
 
   /// True once all workers of one attempt have said that they can survive. From then on attempts are revoked,

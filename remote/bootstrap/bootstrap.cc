@@ -113,12 +113,12 @@ Bootstrap::State Bootstrap::feed(std::string_view bytes) {
     bytes.remove_prefix(newline + 1);
     read_line(std::exchange(pending_, {}));
   }
-  // What follows the line belongs to whoever reads next: the framed protocol, or go_on().
+  // What follows the line belongs to whoever reads next: the framed protocol, or advance().
   if (state_ != State::kReading && state_ != State::kFailed) rest_ += bytes;
   return state_;
 }
 
-Bootstrap::State Bootstrap::go_on() {
+Bootstrap::State Bootstrap::advance() {
   DDP_REQUIRE(state_ == State::kNeed || state_ == State::kSend, state_);
   if (state_ == State::kSend) ++sent_;
   state_ = State::kReading;

@@ -69,7 +69,7 @@ class TailLines {
 /// The driver's duties:
 /// 1. Feed every byte of stdout, until feed() no longer returns kReading.
 /// 2. Feed stderr as it comes.
-/// 3. At kNeed send the script, at kSend the file, and then call go_on().
+/// 3. At kNeed send the script, at kSend the file, and then call advance().
 /// 4. At end of file, deadline or kFailed ask ended(), timed_out() or failure() for the Error, once.
 class Bootstrap {
  public:
@@ -91,7 +91,7 @@ class Bootstrap {
   const AgentNeed& need() const { return need_; }    ///< valid from kNeed on
   std::size_t wanted_file() const { return sent_; }  ///< at kSend: the index; each index comes once, in order
   /// Reads the bytes behind the line of kNeed or kSend. Call it once for each of these states.
-  State go_on();
+  State advance();
   /// The path of the started agent, as the host printed it. Empty if no agent started, or if the command has
   /// no lookup.
   const std::string& began() const { return began_; }

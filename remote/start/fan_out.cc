@@ -442,7 +442,7 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
   }
   start->sending = true;
   asio::co_spawn(start->sent.get_executor(), send(start, bytes), asio::detached);  // awaited by greet()
-  start->boot.go_on();
+  start->boot.advance();
   co_return std::nullopt;
 }
 

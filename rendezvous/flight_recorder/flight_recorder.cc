@@ -68,7 +68,7 @@ bool may_be(int first, int ranks) {
 }
 
 template <class T>
-bool take(const nlohmann::json& line, const char* key, T& value) {
+bool read_field(const nlohmann::json& line, const char* key, T& value) {
   const auto found = line.find(key);
   if (found == line.end()) return false;
   if constexpr (std::is_same_v<T, std::string>) {
@@ -92,8 +92,9 @@ bool take_groups(const nlohmann::json& line, std::vector<RecordedGroup>& groups)
   if (found == line.end() || !found->is_array()) return false;
   for (const nlohmann::json& one : *found) {
     RecordedGroup& group = groups.emplace_back();
-    if (!one.is_object() || !take(one, "name", group.name) || !take(one, "ranks", group.ranks)) return false;
-    if (one.contains("first") && !take(one, "first", group.first)) return false;
+    if (!one.is_object() || !read_field(one, "name", group.name) || !read_field(one, "ranks", group.ranks))
+      return false;
+    if (one.contains("first") && !read_field(one, "first", group.first)) return false;
     if (!may_be(group.first, group.ranks)) return false;
   }
   return true;
@@ -101,9 +102,9 @@ bool take_groups(const nlohmann::json& line, std::vector<RecordedGroup>& groups)
 
 bool take_head(const nlohmann::json& line, FlightRecorderDump& dump) {
   std::string schema;
-  if (!take(line, "schema", schema) || !take(line, "rank", dump.rank) ||
-      !take(line, "world_size", dump.world_size) || !take(line, "attempt", dump.attempt) ||
-      !take(line, "reason", dump.reason))
+  if (!read_field(line, "schema", schema) || !read_field(line, "rank", dump.rank) ||
+      !read_field(line, "world_size", dump.world_size) || !read_field(line, "attempt", dump.attempt) ||
+      !read_field(line, "reason", dump.reason))
     return false;
   if (dump.rank < 0 || dump.world_size <= dump.rank || dump.world_size > kMostRanks) return false;
   if (schema == kLogSchema) return take_groups(line, dump.groups);
@@ -114,15 +115,15 @@ bool take_head(const nlohmann::json& line, FlightRecorderDump& dump) {
 /// Returns the group that an operation's line names, or null if the head has no such group.
 RecordedGroup* group_of(const nlohmann::json& line, FlightRecorderDump& dump) {
   std::string name = "world";
-  if (line.contains("group") && !take(line, "group", name)) return nullptr;
+  if (line.contains("group") && !read_field(line, "group", name)) return nullptr;
   const auto found = std::ranges::find(dump.groups, name, &RecordedGroup::name);
   return found == dump.groups.end() ? nullptr : &*found;
 }
 
 bool take_entry(const nlohmann::json& line, RecordedCollective& entry) {
-  return take(line, "sequence", entry.sequence) && take(line, "kind", entry.kind) &&
-         take(line, "bytes", entry.bytes) && take(line, "type", entry.type) &&
-         take(line, "started", entry.started) && take(line, "finished", entry.finished);
+  return read_field(line, "sequence", entry.sequence) && read_field(line, "kind", entry.kind) &&
+         read_field(line, "bytes", entry.bytes) && read_field(line, "type", entry.type) &&
+         read_field(line, "started", entry.started) && read_field(line, "finished", entry.finished);
 }
 
 }  // namespace

@@ -215,7 +215,7 @@ void SecureAcceptor::leave(Guest& guest) {
   guest.gone = true;
   limiter_.ended(guest.id);
   guests_.erase(guest.id);
-  if (!limiter_.full()) accepts_->go_on();
+  if (!limiter_.full()) accepts_->resume();
 }
 
 void SecureAcceptor::watch() {

@@ -120,7 +120,7 @@ Result<std::shared_ptr<AcceptLoop>> AcceptLoop::start(asio::any_io_executor exec
   return loop;
 }
 
-void AcceptLoop::go_on() {
+void AcceptLoop::resume() {
   if (std::exchange(paused_, false)) resumed_.cancel();
 }
 

@@ -50,7 +50,7 @@ class AcceptLoop {
   void descriptor_freed() { retry_.cancel(); }
   /// Leaves new connections in the kernel's queue until `go_on`.
   void pause() { paused_ = true; }
-  void go_on();
+  void resume();
   /// Closes the port. Safe to call twice; no callback runs afterwards.
   void stop();
 
@@ -65,7 +65,7 @@ class AcceptLoop {
   OnConnection on_connection_;
   std::vector<asio::posix::stream_descriptor> listeners_;
   asio::steady_timer retry_;
-  asio::steady_timer resumed_;  ///< never expires; cancelled by go_on() and stop()
+  asio::steady_timer resumed_;  ///< never expires; cancelled by resume() and stop()
   bool paused_ = false;
   bool stopped_ = false;
 };

@@ -140,7 +140,7 @@ void SlotTable::fill(const std::vector<Candidate>& candidates) {
     for (TableSlot& slot : slots_) {
       if (slot.taken != held) continue;
       if (held) slot.taken = false;
-      if (filled_ < max_nodes_ && owner_comes(slot)) take(slot, slot.owner);
+      if (filled_ < max_nodes_ && owner_comes(slot)) assign(slot, slot.owner);
     }
   }
   for (TableSlot& slot : slots_) {
@@ -149,7 +149,7 @@ void SlotTable::fill(const std::vector<Candidate>& candidates) {
     const auto fits = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
       return c.slots >= slot.size && waiting.contains(c.host);
     });
-    if (fits != candidates.end()) take(slot, fits->host);
+    if (fits != candidates.end()) assign(slot, fits->host);
   }
   // With a fixed number of nodes the world keeps the shape of the first attempt (docs/developers/states.md,
   // "Slots").
@@ -158,7 +158,7 @@ void SlotTable::fill(const std::vector<Candidate>& candidates) {
     if (filled_ >= max_nodes_ || waiting.empty()) break;
     if (!waiting.contains(candidate.host)) continue;
     slots_.push_back({candidate.host, candidate.slots, false});
-    take(slots_.back(), candidate.host);
+    assign(slots_.back(), candidate.host);
   }
 }
 

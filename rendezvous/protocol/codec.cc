@@ -122,7 +122,7 @@ class FieldReader {
   template <std::unsigned_integral T>
   requires(!std::same_as<T, bool>) void operator()(T& value) {
     value = 0;
-    const std::string_view bytes = take(sizeof(T));
+    const std::string_view bytes = read_bytes(sizeof(T));
     for (std::size_t i = 0; i < bytes.size(); ++i) {
       value = static_cast<T>(value | (static_cast<T>(static_cast<unsigned char>(bytes[i])) << (8 * i)));
     }
@@ -142,7 +142,7 @@ class FieldReader {
     std::uint32_t size = 0;
     (*this)(size);
     if (size > limits_.text) failed_ = true;
-    value = take(size);
+    value = read_bytes(size);
   }
   void operator()(std::string& value) {
     std::string_view view;
@@ -170,7 +170,7 @@ class FieldReader {
   }
 
  private:
-  std::string_view take(std::size_t count) {
+  std::string_view read_bytes(std::size_t count) {
     if (failed_ || count > in_.size()) {
       failed_ = true;
       return {};

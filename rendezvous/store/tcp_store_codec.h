@@ -87,10 +87,10 @@ class StoreDecoder {
   Result<bool> next(StoreRequest& request);
 
   /// After next() returned false: the bytes are a whole request of one old dialect or the start of a longer
-  /// one of the other. Only silence can decide: if nothing arrives for kStoreSettle, call settle() and next()
+  /// one of the other. Only silence can decide: if nothing arrives for kStoreSettle, call decide() and next()
   /// again.
   bool undecided() const { return undecided_; }
-  void settle() { settled_ = undecided_; }
+  void decide() { settled_ = undecided_; }
 
   StoreDialect dialect() const { return dialect_; }
   /// Returns the number of bytes held for an incomplete request.

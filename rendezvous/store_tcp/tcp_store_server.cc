@@ -212,7 +212,7 @@ void TcpStoreServer::Loop::await_silence(StoreConnectionId id, StoreConnection& 
   connection.silence->async_wait([self = shared_from_this(), id](const error_code& ec) {
     StoreConnection* found = ec ? nullptr : self->find(id);
     if (found == nullptr || !found->decoder.undecided()) return;
-    found->decoder.settle();
+    found->decoder.decide();
     self->serve(id);
   });
 }

@@ -401,10 +401,10 @@ void WorkerSession::line(std::string_view text) {
     misbehaved(Misbehavior::kNoHello, "sent a message over DDPLAUNCH_CONTROL before its hello; ignored");
     return;
   }
-  std::visit([this](const auto& message) { hear(message); }, *word);
+  std::visit([this](const auto& message) { receive(message); }, *word);
 }
 
-void WorkerSession::hear(const WorkerHello& hello) {
+void WorkerSession::receive(const WorkerHello& hello) {
   if (state_ != State::kSilent) {
     misbehaved(Misbehavior::kSecondHello, "sent a second hello over DDPLAUNCH_CONTROL; ignored");
     return;
@@ -423,11 +423,11 @@ void WorkerSession::hear(const WorkerHello& hello) {
 }
 
 /// A step counts as activity in any attempt.
-void WorkerSession::hear(const WorkerStep& step) {
+void WorkerSession::receive(const WorkerStep& step) {
   events_.emplace_back(step);
 }
 
-void WorkerSession::hear(const WorkerTrouble& trouble) {
+void WorkerSession::receive(const WorkerTrouble& trouble) {
   if (!is_present("failed", trouble.attempt)) return;
   if (state_ == State::kInAttempt && troubles_ < kMostTroubles) {
     ++troubles_;
@@ -442,7 +442,7 @@ void WorkerSession::hear(const WorkerTrouble& trouble) {
                "sent " + quoted_key("failed", trouble.attempt) + " after it had left the attempt; ignored");
 }
 
-void WorkerSession::hear(const WorkerRevoked& answer) {
+void WorkerSession::receive(const WorkerRevoked& answer) {
   if (!is_present("revoked", answer.attempt)) return;
   if (state_ != State::kLeavingAttempt) {
     misbehaved(Misbehavior::kOutOfTurn,
@@ -454,7 +454,7 @@ void WorkerSession::hear(const WorkerRevoked& answer) {
   events_.emplace_back(answer);
 }
 
-void WorkerSession::hear(const WorkerReady& ready) {
+void WorkerSession::receive(const WorkerReady& ready) {
   if (!is_present("ready", ready.attempt)) return;
   if (state_ == State::kLeavingAttempt && !ready_) return;  // it crossed the revoke order
   if (ready_ || state_ != State::kInAttempt) {

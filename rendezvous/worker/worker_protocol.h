@@ -185,11 +185,11 @@ class WorkerSession {
     kTroubles,
   };
   void line(std::string_view text);
-  void hear(const WorkerHello& hello);
-  void hear(const WorkerStep& step);
-  void hear(const WorkerTrouble& trouble);
-  void hear(const WorkerRevoked& answer);
-  void hear(const WorkerReady& ready);
+  void receive(const WorkerHello& hello);
+  void receive(const WorkerStep& step);
+  void receive(const WorkerTrouble& trouble);
+  void receive(const WorkerRevoked& answer);
+  void receive(const WorkerReady& ready);
   bool is_present(const char* word, std::uint32_t attempt);
   void misbehaved(Misbehavior misbehavior, std::string words);
   void send(const AgentMessage& word);

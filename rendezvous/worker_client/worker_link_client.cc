@@ -98,7 +98,7 @@ struct WorkerLinkClient::Shared {
   void collect(bool at_once);
   bool flush();
   bool receive();
-  void take(const AgentMessage& word);
+  void receive(const AgentMessage& word);
   void take_attempt(const AttemptOrder& order);
   void take_revoke(const RevokeOrder& order);
   void end(const std::string& why);
@@ -217,11 +217,11 @@ bool WorkerLinkClient::Shared::receive() {
       end("it sent an invalid order: " + word.error().text);
       return false;
     }
-    take(*word);
+    receive(*word);
   }
 }
 
-void WorkerLinkClient::Shared::take(const AgentMessage& word) {
+void WorkerLinkClient::Shared::receive(const AgentMessage& word) {
   const std::lock_guard guard(lock);
   if (const auto* attempt = std::get_if<AttemptOrder>(&word)) take_attempt(*attempt);
   if (const auto* order = std::get_if<RevokeOrder>(&word)) take_revoke(*order);
@@ -229,13 +229,13 @@ void WorkerLinkClient::Shared::take(const AgentMessage& word) {
   changed.notify_all();
 }
 
-void WorkerLinkClient::Shared::take_attempt(const AttemptOrder& order) {
+void WorkerLinkClient::Shared::receive_attempt(const AttemptOrder& order) {
   if (last && order.attempt <= *last) return;
   last = order.attempt;
   waiting.push_back(order);
 }
 
-void WorkerLinkClient::Shared::take_revoke(const RevokeOrder& order) {
+void WorkerLinkClient::Shared::receive_revoke(const RevokeOrder& order) {
   const auto untaken = std::find_if(waiting.begin(), waiting.end(), [&](const AttemptOrder& attempt) {
     return attempt.attempt == order.attempt;
   });

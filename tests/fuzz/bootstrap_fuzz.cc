@@ -19,7 +19,7 @@ void require(bool holds) {
 Bootstrap::State answer_all(Bootstrap& reader, Bootstrap::State state, std::size_t& files) {
   while (state == Bootstrap::State::kNeed || state == Bootstrap::State::kSend) {
     if (state == Bootstrap::State::kSend) require(reader.wanted_file() == files++);
-    state = reader.go_on();
+    state = reader.advance();
   }
   return state;
 }

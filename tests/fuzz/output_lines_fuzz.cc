@@ -70,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     cut.add(chunk, lines);
     tail.add(chunk);
     settled.add(chunk, settled_lines);
-    if (settles) settled.settle(at % 2 == 0, settled_lines);
+    if (settles) settled.finish_idle(at % 2 == 0, settled_lines);
     require(cut.held() <= kMaxLine + 2 * step + 256);
     const std::string rows = rows_of(cut);
     fold.set(1, 0, "[l] ", rows);

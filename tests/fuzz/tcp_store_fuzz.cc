@@ -53,7 +53,7 @@ Outcome alone(std::string_view bytes, std::size_t most, std::uint32_t seed) {
     require(outcome.broken || decoder.buffered() <= kMaxStoreRequest);
   }
   if (!outcome.broken && decoder.undecided()) {
-    decoder.settle();
+    decoder.decide();
     serve(store, 1, decoder, outcome, notices);
     require(!decoder.undecided());
   }

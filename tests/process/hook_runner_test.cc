@@ -47,7 +47,7 @@ TEST_CASE("events of the journal and their hooks") {
 
 TEST_CASE("a hook gets its event, and its output is kept") {
   Case made({Hook{"end", "cat; echo err >&2"}, Hook{"hang", "echo never"}, Hook{"end", "echo second"}});
-  made.runner.take(kEnded, "{\"id\":1}\n");
+  made.runner.on_event(kEnded, "{\"id\":1}\n");
   made.run_to_the_end();
   CHECK(made.written.find("# cat; echo err >&2\n{\"id\":1}\nerr\n") != std::string::npos);
   CHECK(made.written.find("# echo second\nsecond\n") != std::string::npos);
@@ -58,7 +58,7 @@ TEST_CASE("a hook gets its event, and its output is kept") {
 TEST_CASE("a hook that fails again and again has one warning") {
   Case made({Hook{"node-lost", "exit 3"}});
   for (int i = 0; i < 3; ++i)
-    made.runner.take(kLost, "{}\n");
+    made.runner.on_event(kLost, "{}\n");
   made.run_to_the_end();
   CHECK(made.said == std::vector<std::string>{"warning: --on node-lost=exit 3 failed: it exited 3"});
 }
@@ -66,7 +66,7 @@ TEST_CASE("a hook that fails again and again has one warning") {
 TEST_CASE("a hook that does not end is killed with its children, and a flood is cut") {
   Case made({Hook{"end", "trap '' TERM; sleep 1000 & sleep 1000"}, Hook{"end", "yes"}},
             std::chrono::milliseconds(300));
-  made.runner.take(kEnded, "{}\n");
+  made.runner.on_event(kEnded, "{}\n");
   made.run_to_the_end();
   CHECK(made.said.size() == 2);
   CHECK(wait_until([&] { return live_processes_of(made.mark).empty(); }));
@@ -78,11 +78,11 @@ TEST_CASE("only a few hooks run at a time, a limited number waits, and the end's
   Case made({Hook{"node-lost", "echo run"}, Hook{"end", "echo end"}});
   constexpr std::size_t kAll = HookRunner::kMostRunning + HookRunner::kMostWaiting;
   for (std::size_t i = 0; i < kAll + 5; ++i)
-    made.runner.take(kLost, "{}\n");
+    made.runner.on_event(kLost, "{}\n");
   REQUIRE(made.said ==
           std::vector<std::string>{"warning: --on node-lost=echo run was not run, since 64 others wait"});
   made.runner.drop_waiting();
-  made.runner.take(kEnded, "{}\n");
+  made.runner.on_event(kEnded, "{}\n");
   made.runner.drop_waiting();
   made.run_to_the_end();
   std::size_t runs = 0;

@@ -28,7 +28,7 @@ struct SweepBench final : NodeEvents {
   }
   void agent_started(NodeLink&, const remote::StartedAgent&) override {}
   void start_failed(std::size_t, Error) override {}
-  Result<> take(NodeLink&, const rendezvous::Message&) override { return {}; }
+  Result<> on_message(NodeLink&, const rendezvous::Message&) override { return {}; }
   void agent_errors(const std::string&) override {}
   void link_gone(NodeLink&, NodeLink::LinkEnd) override {}
   void node_swept(std::size_t node, std::uint32_t incarnation, const Result<SweptHost>& swept) override {

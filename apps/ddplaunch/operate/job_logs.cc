@@ -469,7 +469,7 @@ class LogPrinter {
     if (last)
       file.lines.finish(lines);
     else if (file.quiet > 0 && file.lines.held() > 0)
-      file.lines.settle(file.quiet * kLookEvery >= launcher::LiveBoard::kLongQuiet, lines);
+      file.lines.finish_idle(file.quiet * kLookEvery >= launcher::LiveBoard::kLongQuiet, lines);
     take_lines(key, file, lines, time);
     return {};
   }

@@ -186,7 +186,7 @@ class HangStage : public test::Stage {
       ++node.wholes;
       tracker.add_sample(times_of(all), true, theirs);
     }
-    const auto change = tracker.settle(theirs);
+    const auto change = tracker.poll_change(theirs);
     if (!change) return;
     ++node.changes;
     const Time since = change->since - node.ahead;
@@ -288,11 +288,11 @@ TEST_CASE("between whole samples a stranger with the PID of a process that ended
 TEST_CASE("quiet is reported after half of the timeout, and its end at once") {
   using QuietChange = ActivityTracker::QuietChange;
   ActivityTracker tracker(60s, 10s);
-  CHECK_FALSE(tracker.settle(40s - 1ns));
-  CHECK(tracker.settle(40s) == QuietChange{true, 10s});
-  CHECK_FALSE(tracker.settle(45s));
+  CHECK_FALSE(tracker.poll_change(40s - 1ns));
+  CHECK(tracker.poll_change(40s) == QuietChange{true, 10s});
+  CHECK_FALSE(tracker.poll_change(45s));
   tracker.record_activity(46s);
-  CHECK(tracker.settle(46s) == QuietChange{false, 0s});
+  CHECK(tracker.poll_change(46s) == QuietChange{false, 0s});
 }
 
 TEST_CASE("after a sample that is far too late counting starts again") {

@@ -64,10 +64,10 @@ TEST_CASE("a lower bar that is redrawn without moving up shows that the upper on
 TEST_CASE("a finished bar becomes a line after a pause") {
   Screen s;
   s.add("\r100%\n");
-  s.assembler.settle(false, s.lines);
+  s.assembler.finish_idle(false, s.lines);
   CHECK(s.lines == "100%\n");
   s.add("\r 50%");
-  s.assembler.settle(true, s.lines);
+  s.assembler.finish_idle(true, s.lines);
   CHECK(s.lines == "100%\n");
   CHECK(s.open() == " 50%");
 }
@@ -149,7 +149,7 @@ TEST_CASE("rows may be redrawn by cursor up without a hidden cursor") {
     CHECK(s.lines == "a 0%\nb 0%\n");
     CHECK(s.open() == "a " + n + "%\nb " + n + "%");
   }
-  s.assembler.settle(true, s.lines);
+  s.assembler.finish_idle(true, s.lines);
   CHECK(s.lines == "a 0%\nb 0%\n");
   s.add("done\n");
   CHECK(s.lines == "a 0%\nb 0%\na 3%\nb 3%\ndone\n");

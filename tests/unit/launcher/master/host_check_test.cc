@@ -63,7 +63,7 @@ struct CheckedJob {
     after([&] { check->node_up(node, hello, address); });
   }
   void take(std::size_t node, const rendezvous::Message& message) {
-    after([&] { check->take(node, message); });
+    after([&] { check->on_message(node, message); });
   }
   void checked(std::size_t node) { take(node, rendezvous::NodeChecked{}); }
   void opened() {

@@ -13,7 +13,7 @@ namespace {
 std::string drain(ConsoleQueue& queue) {
   std::string all;
   while (!queue.empty()) {
-    ConsoleQueue::Segment segment = queue.take();
+    ConsoleQueue::Segment segment = queue.pop();
     all += segment.bytes;
     queue.done(segment);
   }
@@ -46,7 +46,7 @@ TEST_CASE("segments of one kind are joined, and the total order is kept") {
 TEST_CASE("a segment that was taken counts as waiting until it is done") {
   ConsoleQueue queue(false, 16);
   queue.push(2, false, "abc\n");
-  ConsoleQueue::Segment segment = queue.take();
+  ConsoleQueue::Segment segment = queue.pop();
   CHECK(queue.empty());
   CHECK(queue.waiting(2) == 4);
   queue.push(1, false, "a\n");
@@ -189,7 +189,7 @@ TEST_CASE("a skipping queue takes handed-over lines in pieces, so that it lags b
   std::string much = numbered(0, 999);
   queue.hand_over(1, false, much);
   while (!queue.empty()) {
-    ConsoleQueue::Segment segment = queue.take();
+    ConsoleQueue::Segment segment = queue.pop();
     CHECK(segment.bytes.size() <= 2000);
     CHECK(segment.bytes.back() == '\n');
     queue.done(segment);

@@ -557,7 +557,7 @@ TEST_CASE("the writer keeps the order of each stream, and drains") {
     }
     was_full = was_full || writer->full();
   }
-  const auto settled = writer->settle(
+  const auto settled = writer->finish(
       [](const std::string&) { return std::vector<std::string>{"the last task's"}; }, seconds(30));
   REQUIRE(settled.has_value());
   CHECK(*settled == std::vector<std::string>{"the last task's"});
@@ -583,7 +583,7 @@ TEST_CASE("the writer reports the missing bytes, also when the job ends at once"
   const FileLimit limit(10);
   writer->append({0, 0, 0, 1}, "0123456789abc");
   const auto settled =
-      writer->settle([](const std::string&) { return std::vector<std::string>(); }, seconds(30));
+      writer->finish([](const std::string&) { return std::vector<std::string>(); }, seconds(30));
   REQUIRE((settled && settled->size() == 1));
   CHECK(settled->front().starts_with("warning: the job's files are incomplete; missing: 3 bytes of "));
   writer->close(seconds(30));
@@ -612,7 +612,7 @@ TEST_CASE("the writer is abandoned when its disk hangs") {
         loop.get_executor(), std::move(*job), [](const std::string&) {}, [] {});
     left = writer;
     writer->append({0, 0, 0, 1}, "0123456789");
-    CHECK_FALSE(writer->settle(last, milliseconds(20)).has_value());
+    CHECK_FALSE(writer->finish(last, milliseconds(20)).has_value());
     CHECK(writer->backlog() == 10);
     writer->close(milliseconds(20));
   }
@@ -653,7 +653,7 @@ TEST_CASE("a hanging disk costs bounded memory, and the dropped bytes are counte
     }
   });
   const auto settled =
-      writer->settle([](const std::string&) { return std::vector<std::string>(); }, seconds(30));
+      writer->finish([](const std::string&) { return std::vector<std::string>(); }, seconds(30));
   writer->append({0, 0, 0, 1}, "it goes on");
   writer->close(seconds(30));
   reader.join();

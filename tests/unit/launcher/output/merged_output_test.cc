@@ -46,8 +46,8 @@ struct MergeBench {
     return JobWriter::start(
         loop.get_executor(), std::move(*job), [](const std::string&) {}, [] {});
   }
-  void take(std::uint32_t rank, std::uint8_t stream, std::string_view bytes, std::uint32_t attempt = 0) {
-    output.take(attempt, rank, stream, bytes, steady_now());
+  void add(std::uint32_t rank, std::uint8_t stream, std::string_view bytes, std::uint32_t attempt = 0) {
+    output.add(attempt, rank, stream, bytes, steady_now());
   }
   /// Returns what was shown on a stream since the last call.
   std::string shown(int stream) {
@@ -75,14 +75,14 @@ OutputOptions labeled(const std::string& label = "{rank}|") {
 
 TEST_CASE("each line has the label of its rank, and stays on its stream") {
   MergeBench bench(labeled("[{host}:{rank}:{local_rank}:{node_rank}:{stream}] "));
-  bench.take(1, 1, "one\ntw");
-  bench.take(2, 2, "error\n");
-  bench.take(1, 1, "o\n");
+  bench.add(1, 1, "one\ntw");
+  bench.add(2, 2, "error\n");
+  bench.add(1, 1, "o\n");
   CHECK(bench.shown(1) == "[a:1:1:0:stdout] one\n[a:1:1:0:stdout] two\n");
   CHECK(bench.shown(2) == "[b:2:0:1:stderr] error\n");
-  bench.take(3, 1, "no newline");
+  bench.add(3, 1, "no newline");
   CHECK(bench.shown(1).empty());
-  bench.take(3, 1, "");
+  bench.add(3, 1, "");
   CHECK(bench.shown(1) == "[b:3:1:1:stdout] no newline\n");
   CHECK(bench.shown(2).empty());
 }
@@ -91,10 +91,10 @@ TEST_CASE("a label can be left out, and can have the time") {
   OutputOptions plain;
   plain.label_on = false;
   MergeBench bench(plain);
-  bench.take(1, 1, "x\n");
+  bench.add(1, 1, "x\n");
   CHECK(bench.shown(1) == "x\n");
   MergeBench timed(labeled("{time}|"));
-  timed.take(1, 1, "x\n");
+  timed.add(1, 1, "x\n");
   const std::string line = timed.shown(1);
   CHECK(line.size() == kTimeWidth + 3);
   CHECK(line.find_first_not_of("0123456789:.") == kTimeWidth);
@@ -104,7 +104,7 @@ TEST_CASE("both streams of one output keep their order") {
   const test::OutputPipe both;
   MergeBench bench(labeled(), both.writer.get());
   for (const std::uint8_t stream : {1, 2, 1})
-    bench.take(0, stream, std::to_string(stream) + "\n");
+    bench.add(0, stream, std::to_string(stream) + "\n");
   bench.shown(1);
   CHECK(test::read_available(both.reader) == "0|1\n0|2\n0|1\n");
 }
@@ -114,14 +114,14 @@ TEST_CASE("labels of a terminal have the color of their node, except with NO_COL
   ::unsetenv("NO_COLOR");
   {
     MergeBench bench(labeled(), terminal.writer.get());
-    bench.take(0, 1, "x\n");
-    bench.take(2, 2, "y\n");
+    bench.add(0, 1, "x\n");
+    bench.add(2, 2, "y\n");
     bench.output.pass_on();
     CHECK(test::read_until(terminal.reader, "y\r\n") == "\x1b[36m0|\x1b[0mx\r\n\x1b[32m2|\x1b[0my\r\n");
   }
   ::setenv("NO_COLOR", "1", 1);
   MergeBench bench(labeled(), terminal.writer.get());
-  bench.take(0, 1, "x\n");
+  bench.add(0, 1, "x\n");
   bench.output.pass_on();
   CHECK(test::read_until(terminal.reader, "x\r\n") == "0|x\r\n");
   ::unsetenv("NO_COLOR");
@@ -133,8 +133,8 @@ TEST_CASE("only selected ranks are shown, and the files have all ranks") {
   options.local_ranks_filter = {1};
   MergeBench bench(options);
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    bench.take(rank, 1, "x\n");
-    bench.take(rank, 2, "y\n");
+    bench.add(rank, 1, "x\n");
+    bench.add(rank, 2, "y\n");
   }
   CHECK(bench.shown(1) == "1|x\n");
   CHECK(bench.shown(2) == "1|y\n");
@@ -148,7 +148,7 @@ TEST_CASE("only selected ranks are shown, and the files have all ranks") {
 TEST_CASE("bytes in shared memory are shown and written") {
   MergeBench bench(labeled());
   const std::shared_ptr<char[]> memory(new char[2]{'x', '\n'});
-  bench.output.take(0, 1, 1, {memory.get(), 2}, steady_now(), memory);
+  bench.output.add(0, 1, 1, {memory.get(), 2}, steady_now(), memory);
   CHECK(bench.shown(1) == "1|x\n");
   bench.files->close(seconds(30));
   CHECK(test::content(bench.files->file(0, 1, 1)) == "x\n");
@@ -160,8 +160,8 @@ TEST_CASE("redirected streams are not shown, except those that --tee names") {
   options.tee.by_local = {{1, 2}};
   MergeBench bench(options);
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    bench.take(rank, 1, "x\n");
-    bench.take(rank, 2, "y\n");
+    bench.add(rank, 1, "x\n");
+    bench.add(rank, 2, "y\n");
   }
   CHECK(bench.shown(1).empty());
   CHECK(bench.shown(2) == "0|y\n1|y\n");
@@ -170,8 +170,8 @@ TEST_CASE("redirected streams are not shown, except those that --tee names") {
 TEST_CASE("a selection of no rank is reported once in the job") {
   const auto shown_of = [](const OutputOptions& options) {
     MergeBench bench(options);
-    bench.take(0, 1, "x\n");
-    bench.take(0, 2, "y\n", 1);
+    bench.add(0, 1, "x\n");
+    bench.add(0, 2, "y\n", 1);
     return std::pair(bench.shown(1), bench.shown(2));
   };
   using Shown = std::pair<std::string, std::string>;
@@ -195,8 +195,8 @@ TEST_CASE("the last frame of a bar becomes a line of the first rank that is show
     MergeBench bench(options);
     for (std::uint32_t rank = 0; rank < 4; ++rank) {
       for (const std::uint8_t stream : {1, 2}) {
-        bench.take(rank, stream, "\r10%\r99%\n");
-        bench.take(rank, stream, "");
+        bench.add(rank, stream, "\r10%\r99%\n");
+        bench.add(rank, stream, "");
       }
     }
     return bench.shown(1) + bench.shown(2);
@@ -220,15 +220,15 @@ TEST_CASE("a new attempt finishes the open lines of the previous one") {
   OutputOptions options = labeled();
   options.bars = Bars::kNode;
   MergeBench bench(options);
-  bench.take(0, 1, "half");
-  bench.take(1, 2, "first\nerror");
+  bench.add(0, 1, "half");
+  bench.add(1, 2, "first\nerror");
   CHECK(bench.output.last_stderr(0, 1) == std::vector<std::string>{"first", "error"});
   CHECK(bench.output.stderr_file(0, 1) == bench.files->file(0, 1, 2));
   CHECK(bench.output.stderr_file(0, 0).empty());  // it wrote none
   CHECK(bench.output.last_stderr(0, 3).empty());
   bench.per_node = 1;
-  bench.take(1, 1, "\r10%\r99%\n", 1);  // another first rank of its node
-  bench.take(1, 1, "", 1);
+  bench.add(1, 1, "\r10%\r99%\n", 1);  // another first rank of its node
+  bench.add(1, 1, "", 1);
   CHECK(bench.shown(1) == "0|half\n1|99%\n");
   CHECK(bench.shown(2) == "1|first\n1|error\n");
   CHECK(bench.output.last_stderr(0, 1).empty());
@@ -239,8 +239,8 @@ TEST_CASE("a new attempt finishes the open lines of the previous one") {
 TEST_CASE("finish_all shows the open lines of each stream of a lost node") {
   MergeBench bench(labeled());
   for (const std::uint8_t stream : {1, 2}) {
-    bench.take(2, stream, "half");
-    bench.take(3, stream, "other");
+    bench.add(2, stream, "half");
+    bench.add(3, stream, "other");
   }
   bench.output.finish_all();
   CHECK(bench.console.flush(2, seconds(10)));  // without another pass_on()
@@ -255,10 +255,10 @@ TEST_CASE("a line of all shown ranks is folded without delay, another one when a
   MergeBench bench(options);
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
     CHECK(bench.shown(1).empty());
-    bench.take(rank, 1, "x\n");
+    bench.add(rank, 1, "x\n");
   }
   CHECK(bench.shown(1) == "[*:1-3] x\n");
-  bench.take(1, 1, "own\nhalf");
+  bench.add(1, 1, "own\nhalf");
   CHECK(bench.shown(1).empty());
   bench.output.flush();
   CHECK(bench.shown(1) == "[a:1] own\n");
@@ -271,7 +271,7 @@ TEST_CASE("--jsonl writes the lines of all ranks, shown or not") {
   options.jsonl = true;
   options.show_ranks = {{0, 0}};
   MergeBench bench(options);
-  bench.take(3, 2, "error\nhalf");
+  bench.add(3, 2, "error\nhalf");
   bench.output.finish_all();
   bench.files->close(seconds(30));
   const std::string lines = test::content(bench.directory.path / "job/attempt_0/lines.jsonl");
@@ -287,10 +287,10 @@ TEST_CASE("a bar of a terminal is a row until its line is shown") {
     const test::Pty terminal;
     MergeBench bench(plain, terminal.writer.get());
     const std::uint8_t stream = lost ? 2 : 1;
-    bench.take(0, stream, "\r10%");
+    bench.add(0, stream, "\r10%");
     REQUIRE(bench.loop.run_one_for(seconds(10)) == 1);
     test::read_until(terminal.reader, "10%\x1b[K");
-    bench.take(0, stream, lost ? " " : "\ndone\n");
+    bench.add(0, stream, lost ? " " : "\ndone\n");
     lost ? bench.output.finish_all() : bench.output.pass_on();
     bench.console.write(1, "end\n");
     std::string rest = test::read_until(terminal.reader, "end\r\n");
@@ -304,8 +304,8 @@ TEST_CASE("a bar of a terminal is a row until its line is shown") {
 
 TEST_CASE("a bar that has ended becomes a line after a pause, on its stream") {
   MergeBench bench(labeled());
-  bench.take(0, 1, "\r99%\n");
-  bench.take(0, 2, "\r98%\n");
+  bench.add(0, 1, "\r99%\n");
+  bench.add(0, 2, "\r98%\n");
   std::string out;
   while (out.empty()) {
     REQUIRE(bench.loop.run_one_for(seconds(10)) == 1);
@@ -317,13 +317,13 @@ TEST_CASE("a bar that has ended becomes a line after a pause, on its stream") {
 
 TEST_CASE("after rest() no timer runs") {
   MergeBench bench(labeled());
-  bench.take(0, 1, "\r10%");
+  bench.add(0, 1, "\r10%");
   bench.output.rest();
   bench.loop.run();
   CHECK(bench.shown(1).empty());
   MergeBench idle(labeled());
   idle.output.rest();
-  idle.take(0, 1, "\r10%");
+  idle.add(0, 1, "\r10%");
   CHECK(idle.loop.run_one_for(seconds(10)) == 0);
 }
 

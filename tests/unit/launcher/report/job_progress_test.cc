@@ -32,11 +32,11 @@ struct Job {
   std::uint32_t attempt = 0;
 
   void event(int second, Kind kind, bool failure = false) {
-    progress.take({.kind = kind, .attempt = attempt, .failure = failure}, std::chrono::seconds(second));
+    progress.on_event({.kind = kind, .attempt = attempt, .failure = failure}, std::chrono::seconds(second));
   }
   void rank_exited(int second, int code) {
-    progress.take({.kind = Kind::kRankExited, .rank = 1, .attempt = attempt, .exit_code = code},
-                  std::chrono::seconds(second));
+    progress.on_event({.kind = Kind::kRankExited, .rank = 1, .attempt = attempt, .exit_code = code},
+                      std::chrono::seconds(second));
   }
   void run(int second, std::uint32_t number = 0) {
     attempt = number;

@@ -166,7 +166,7 @@ TEST_CASE("node table: a lost node's processes are looked for on the same machin
 
 TEST_CASE("node table: the lease of a lost node counts from its last byte and ends by its time or a proof") {
   NodeTable table = spawned_table();
-  CHECK(table.hear(0, 3s) == 2s);
+  CHECK(table.heard_from(0, 3s) == 2s);
   table.lose(0, Error{ErrorCode::kLinkLost, "gone", 0}, 20s, true, 9s);
   CHECK(table.awaited() == 1);
   CHECK(table.present() == 2);
@@ -184,7 +184,7 @@ TEST_CASE("node table: the lease of a lost node counts from its last byte and en
 
 TEST_CASE("node table: the time that the master slept is no silence, but shortens no lease") {
   NodeTable table = spawned_table();
-  table.hear(0, 3s);
+  table.heard_from(0, 3s);
   table.forgive_silence(10s, 14s);
   CHECK(table[0].silent_since == 13s);
   CHECK(table[0].heard == 3s);

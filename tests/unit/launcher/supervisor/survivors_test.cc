@@ -70,11 +70,11 @@ TEST_CASE("the failure reports of each rank in an attempt are limited") {
   Survivors survivors;
   survivors.begin(world_of(1), 30s, 0s);
   for (unsigned i = 0; i < Survivors::kMostTroubles; ++i)
-    CHECK(survivors.heeds(3));
-  CHECK_FALSE(survivors.heeds(3));
-  CHECK(survivors.heeds(4));
+    CHECK(survivors.accepts_report(3));
+  CHECK_FALSE(survivors.accepts_report(3));
+  CHECK(survivors.accepts_report(4));
   survivors.begin(world_of(1), 30s, 1s);
-  CHECK(survivors.heeds(3));
+  CHECK(survivors.accepts_report(3));
 }
 
 TEST_CASE("the deadline is the earlier one of both limits") {

@@ -249,12 +249,12 @@ TEST_CASE("a host without an agent requests the files, gets them in order, and g
   CHECK(boot.feed("Welcome\nprompt> ddplaunchd-need x86_64 127 1\n") == State::kNeed);
   CHECK(boot.need().machine == "x86_64");
   CHECK(boot.need().attempts == std::vector<int>{127, 1});
-  CHECK(boot.go_on() == State::kReading);
+  CHECK(boot.advance() == State::kReading);
   CHECK(boot.feed("ddplaunchd-send 0\nddplaunchd-send 1\n") == State::kSend);
   CHECK(boot.wanted_file() == 0);
-  CHECK(boot.go_on() == State::kSend);
+  CHECK(boot.advance() == State::kSend);
   CHECK(boot.wanted_file() == 1);
-  CHECK(boot.go_on() == State::kReading);
+  CHECK(boot.advance() == State::kReading);
   CHECK(boot.feed("ddplaunchd-hello 1 0.1.0\nFRAME") == State::kHello);
   CHECK(boot.rest() == "FRAME");
   CHECK(boot.noise() == std::deque<std::string>{"Welcome", "prompt> "});
@@ -263,7 +263,7 @@ TEST_CASE("a host without an agent requests the files, gets them in order, and g
 TEST_CASE("a host that cannot store the agent reports the reason") {
   Bootstrap boot = pushing();
   CHECK(boot.feed("ddplaunchd-need x86_64 127\n") == State::kNeed);
-  CHECK(boot.go_on() == State::kReading);
+  CHECK(boot.advance() == State::kReading);
   CHECK(boot.feed("ddplaunchd-fail no place to put it: /home/a: Disk quota exceeded\n") == State::kFailed);
   CHECK(boot.failure().code == ErrorCode::kAgentMissing);
   CHECK(boot.failure().text ==
@@ -281,7 +281,7 @@ TEST_CASE("a request that is repeated, out of order or too early is a damaged gr
     Bootstrap boot = pushing();
     State state = boot.feed(lines);
     while (state == State::kNeed || state == State::kSend)
-      state = boot.go_on();
+      state = boot.advance();
     CHECK(state == State::kFailed);
     CHECK(boot.failure().code == ErrorCode::kAgentMismatch);
   }
@@ -367,7 +367,7 @@ TEST_CASE("the script is sent with its length, its files and their checksums") {
 TEST_CASE("a terminal that echoes the script does not imitate the agent's messages") {
   Bootstrap boot("gpu01", "/opt/ddp/bin/ddplaunchd", Bootstrap::Lookup::kPush);
   CHECK(boot.feed("ddplaunchd-need x86_64 127\n") == Bootstrap::State::kNeed);
-  CHECK(boot.go_on() == Bootstrap::State::kReading);
+  CHECK(boot.advance() == Bootstrap::State::kReading);
   CHECK(boot.feed(push_script(kWanted, "aa11", {{"ddplaunchd", 2000, "beef"}})) ==
         Bootstrap::State::kReading);
   CHECK(boot.feed(installed_script() + "\n") == Bootstrap::State::kReading);

@@ -490,7 +490,7 @@ Replay replay(const std::vector<std::string>& chunks) {
     decoder.feed(chunk);
     serve();
     if (decoder.undecided()) {
-      decoder.settle();
+      decoder.decide();
       serve();
     }
   }

@@ -166,7 +166,7 @@ TEST_CASE("a deletion of torch <= 2.0 is recognized by the silence after it") {
   drain(decoder, out);
   CHECK(out.requests == std::vector<std::string>{"4[init/,||1]"});
   CHECK(decoder.undecided());
-  decoder.settle();
+  decoder.decide();
   drain(decoder, out);
   CHECK(out.requests.back() == "8[/gone,||0]");
   CHECK(decoder.dialect() == StoreDialect::kOld20);
@@ -192,7 +192,7 @@ TEST_CASE("a deletion that arrives in parts is decided by the silence after its 
   feed(decoder, bytes.substr(20));
   drain(decoder, out);
   CHECK(decoder.undecided());
-  decoder.settle();
+  decoder.decide();
   drain(decoder, out);
   CHECK(out.requests == std::vector<std::string>{"8[" + longest + ",||0]"});
   CHECK(decoder.dialect() == StoreDialect::kOld20);
@@ -211,12 +211,12 @@ TEST_CASE("an append of torch 2.1 whose value comes late is no deletion") {
   CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
 }
 
-TEST_CASE("a value that arrives after settle() and before next() makes an append") {
+TEST_CASE("a value that arrives after decide() and before next() makes an append") {
   StoreDecoder decoder;
   Decoded out;
   feed(decoder, RequestBytes(8).text("/log"));
   drain(decoder, out);
-  decoder.settle();
+  decoder.decide();
   feed(decoder, RequestBytes().text("line"));
   drain(decoder, out);
   CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
@@ -236,7 +236,7 @@ TEST_CASE("settle without a pending decision changes nothing") {
   feed(decoder, RequestBytes(8));
   drain(decoder, out);
   CHECK_FALSE(decoder.undecided());
-  decoder.settle();
+  decoder.decide();
   feed(decoder, RequestBytes().text("/log").text("line"));
   drain(decoder, out);
   CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
