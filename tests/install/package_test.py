@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -25,6 +26,7 @@ UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
 TREE = {"bin/ddplaunch", "bin/ddplaunchd", "libexec/ddplaunch/train", "libexec/ddplaunch/ddplaunch-listen",
         "libexec/ddplaunch/ddplaunch-nvml", "lib/systemd/user/ddplaunchd.service", "share/ddplaunch/python/ddplaunch/elastic.py",
         "share/bash-completion/completions/ddplaunch", "share/doc/ddplaunch/docs/third_party.md"}
+FAT_BINARY = bytes.fromhex("50ed55ba")
 if AARCH64:
     TREE.add("libexec/ddplaunch/ddplaunchd-aarch64")
 
@@ -35,6 +37,37 @@ def make_packages(out):
     if made.returncode != 0:
         raise RuntimeError(made.stdout + made.stderr)
     return {path.suffix: path for path in map(pathlib.Path, made.stdout.split())}
+
+
+def device_code(program):
+    """Returns the architectures for which a program has machine code of a GPU, and those for which it has PTX.
+
+    nvcc puts them into fat binaries: a header (magic, version, its size, size of the rest), then an entry per architecture (kind: 1 is
+    PTX, 2 machine code; size of its header and of the rest; at byte 28 the architecture). The entries themselves may be compressed."""
+    content, found = program.read_bytes(), {1: set(), 2: set()}
+    at = content.find(FAT_BINARY)
+    while at >= 0:
+        _, version, header, size = struct.unpack_from("<IHHQ", content, at)
+        begin = end = at + header
+        if version == 1 and header == 16:
+            end += size
+        while begin < end:
+            kind, _, entry, size = struct.unpack_from("<HHIQ", content, begin)
+            architecture, = struct.unpack_from("<I", content, begin + 28)
+            found.setdefault(kind, set()).add(architecture)
+            begin += entry + size
+        at = content.find(FAT_BINARY, at + 4)
+    return found[2], found[1]
+
+
+def nvcc_version():
+    """Returns the version of the compiler of the GPU's code in this build; nothing if there is none."""
+    cache = (BUILD / "CMakeCache.txt").read_text()
+    compiler = re.search(r"^CMAKE_CUDA_COMPILER:\w+=(/.*)$", cache, re.M)
+    if not compiler or not re.search(r"^DDP_CUDA:BOOL=ON$", cache, re.M):
+        return None
+    text = subprocess.run([compiler[1], "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(map(int, re.search(r"release (\d+)\.(\d+)", text).groups()))
 
 
 def can_unshare():
@@ -73,6 +106,20 @@ class Package(LaunchTest):
             tar.extractall(target)
         self.assertEqual(len(tops), 1)
         self.assert_runs(target / tops.pop())  # the command of the README, without any option
+
+    def assert_has_gpu_code(self, prefix):
+        machine, ptx = device_code(prefix / "libexec/ddplaunch/train")
+        self.assertEqual(machine, {75, 80, 86, 89, 90} | ({100, 120} if nvcc_version() >= (12, 8) else set()))
+        self.assertEqual(ptx, {90})  # for GPUs that come later
+
+    @unittest.skipIf(nvcc_version() is None, "this build has no GPU code: there is no nvcc, or DDP_CUDA is OFF")
+    def test_train_has_code_for_each_gpu(self):
+        with tarfile.open(self.packages[".gz"]) as tar:
+            tar.extractall(self.dir)
+        self.assert_has_gpu_code(next(self.dir.glob("ddplaunch-*")))
+        if ".deb" in self.packages:
+            subprocess.run(["dpkg-deb", "-x", self.packages[".deb"], self.dir / "root"], check=True)
+            self.assert_has_gpu_code(self.dir / "root/usr")
 
     def check_links(self, documents):
         links = 0
