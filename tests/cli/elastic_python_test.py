@@ -257,6 +257,72 @@ class ElasticModule(ElasticTest):
                                        MASTER_PORT="0", GLOO_SOCKET_IFNAME="lo", **pytorch.environment(self.python)))
         self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (0, "returned"), done.stderr)
 
+    def test_by_hand_the_world_is_one_rank(self):
+        """As under torchrun, the group is gone when the script ends: Gloo's threads abort a process that leaves it to the exit."""
+        ends = "import torch.distributed as dist, atexit; atexit.register(lambda: print(dist.is_initialized()))\n"
+        script = self.script("by_hand.py", ends + pathlib.Path(self.path).read_text())
+        for python in PYTHONS:
+            env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
+            done = subprocess.run([python, "-W", "ignore", script, "3"], capture_output=True, text=True, timeout=LIMIT_S,
+                                  env=dict(env, PYTHONPATH=str(MODULES), GLOO_SOCKET_IFNAME="lo", **pytorch.environment(python)))
+            self.assertEqual((done.returncode, done.stdout.splitlines()[-2:]), (0, ["returned", "False"]), done.stderr)
+
+    def test_objects_that_are_split_over_ranks_are_refused(self):
+        """Rank 0's part of such an object would overwrite the parts of the others. Kinds that a release of PyTorch lacks are left out."""
+        script = self.script("split.py", SPLIT)
+        for python in PYTHONS:
+            done = subprocess.run([python, "-W", "ignore", script], capture_output=True, text=True, timeout=LIMIT_S,
+                                  env=dict(os.environ, PYTHONPATH=str(MODULES), GLOO_SOCKET_IFNAME="lo", **pytorch.environment(python)))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+            self.assertEqual(lines.pop("whole objects"), "taken")
+            self.assertIn("ZeroRedundancyOptimizer", lines)
+            for kind, text in lines.items():
+                self.assertRegex(text, r"^TypeError: world\.sync\(\) got a \w+ that is split over the ranks[ .(]", f"{python}: {kind}")
+
+
+# Each kind that this PyTorch has is registered in a world of one rank.
+SPLIT = r"""
+import torch
+import torch.distributed as dist
+from ddplaunch import elastic
+
+def linear(): return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
+def zero():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(linear().parameters(), torch.optim.SGD, lr=0.1)
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    return FullyShardedDataParallel(linear(), device_id=torch.device("cpu"))
+def fsdp2():
+    from torch.distributed.fsdp import fully_shard
+    return fully_shard(linear())
+def fsdp2_optimizer(): return torch.optim.SGD(fsdp2().parameters(), lr=0.1)
+def tensor_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    return parallelize_module(linear(), init_device_mesh("cpu", (1,)), {"0": ColwiseParallel()})
+
+@elastic.rejoin(backend="gloo")
+def train(world, state):
+    model = linear()
+    world.sync(model, torch.optim.SGD(model.parameters(), lr=0.1), elastic.StepSeed(1))
+    print("whole objects: taken")
+    for kind, make in {"ZeroRedundancyOptimizer": zero, "FSDP1": fsdp1, "FSDP2": fsdp2, "optimizer of FSDP2": fsdp2_optimizer,
+                       "tensor parallel": tensor_parallel}.items():
+        try:
+            made = make()
+        except (ImportError, ValueError) as error:  # this release has no such class, or cannot import it with this Python
+            continue
+        try:
+            world.sync(torch.nn.Linear(1, 1), made)
+            print(f"{kind}: taken")
+        except Exception as error:
+            print(f"{kind}: {type(error).__name__}: {error}")
+
+train()
+"""
+
 
 def worker_pids(job):
     """Returns the pids of the processes that run the script, by rank."""

@@ -510,6 +510,29 @@ def _before_each_step(optimizer: torch.optim.Optimizer, call: Callable[[], None]
     optimizer.step = types.MethodType(hooked, optimizer)  # a scheduler that is made later needs a method
 
 
+# Classes whose objects are split over ranks, by the beginning of their module's name. state_dict() of such an object is a part of
+# the state (FSDP2, tensor parallelism, ZeRO), or a collective that rank 0 alone would wait in (FSDP1).
+_SHARDING = ("torch.distributed.fsdp", "torch.distributed._composable", "torch.distributed._shard", "torch.distributed.tensor",
+            "torch.distributed._tensor", "torch.distributed.optim", "torch.distributed.pipelin", "deepspeed.", "fairscale.", "megatron.")
+
+
+def _refuse_shards(holder: Any) -> None:
+    """Raises TypeError if an object of world.sync() is split over ranks. It runs before any collective, and alike on all ranks."""
+    parts: List[Tuple[str, Any]] = [("", holder)]
+    if isinstance(holder, torch.nn.Module):
+        parts += [*holder.named_modules(), *holder.named_parameters(), *holder.named_buffers()]
+    elif isinstance(holder, torch.optim.Optimizer):
+        parts += [("a parameter", p) for group in holder.param_groups for p in group["params"]]
+    for name, part in parts:
+        kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith(_SHARDING)]
+        if kinds:
+            where = f" ({name} is a {kinds[0].__name__})" if part is not holder else ""
+            raise TypeError(f"world.sync() got a {type(holder).__name__} that is split over the ranks{where}. One rank has only its part "
+                            "of it, and would overwrite the parts of the others. Register objects that are whole on each rank, as under "
+                            "DistributedDataParallel; a script with FSDP, tensor parallelism or ZeRO runs without @elastic.rejoin and "
+                            "restarts from its checkpoints")
+
+
 class StepSeed:
     """Seeds the generators of random, NumPy and PyTorch for each step from `seed`, the number of completed steps and the
     rank. A step that is repeated, or that a new process makes, draws the same numbers. Pass it to world.sync()."""
@@ -601,7 +624,10 @@ class World:
         source. Returns the source's `extra`. `holders` are all objects that a step changes: modules, optimizers, schedulers,
         scalers, StepSeed and all others with state_dict() and load_state_dict(). All ranks call it alike, once in an attempt,
         with the bare modules and before DistributedDataParallel wraps them. Nothing is loaded before all data has arrived, so
-        a loss in the middle leaves this process with its previous state."""
+        a loss in the middle leaves this process with its previous state. TypeError: an object is split over the ranks, so no
+        rank has the state that the others need."""
+        for holder in holders:
+            _refuse_shards(holder)
         self._progress.register(holders, is_first=not self._is_synced)
         self._is_synced = True
         root, kinds = self.source or 0, [type(holder).__name__ for holder in holders]
@@ -725,10 +751,7 @@ class _Rejoin:
     def run(self, call: Callable[[World, dict], Any]) -> Any:
         control = os.environ.get("DDPLAUNCH_CONTROL")
         if not control:
-            self._choose_device()
-            if not dist.is_initialized():
-                dist.init_process_group(self.backend, **self.timeout)
-            return call(World(None, _order_of_environment(), _Progress(False), self.device), {})
+            return self._run_once(call)
         if _Rejoin.linked:
             raise RuntimeError("a process can call a function with @elastic.rejoin only once")
         _Rejoin.linked = True
@@ -778,6 +801,24 @@ class _Rejoin:
             gc.collect()
             abort.end()
             self.sockets.forget()
+
+    def _run_once(self, call: Callable[[World, dict], Any]) -> Any:
+        """Calls the function once: in the world of torchrun or of the script itself, else in a world of one rank."""
+        self._choose_device()
+        is_ours = not dist.is_initialized()
+        if is_ours and "RANK" in os.environ:
+            dist.init_process_group(self.backend, **self.timeout)
+        elif is_ours:
+            # Scripts read these under every launcher.
+            os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK="0", GROUP_WORLD_SIZE="1")
+            dist.init_process_group(self.backend, store=dist.HashStore(), rank=0, world_size=1, **self.timeout)
+        result = call(World(None, _order_of_environment(), _Progress(False), self.device), {})
+        if is_ours and dist.is_initialized():
+            # Rank 0 may have the store that others still use. A group that outlives the script aborts some of the processes,
+            # when Gloo's threads meet a peer that has gone.
+            dist.barrier()
+            dist.destroy_process_group()
+        return result
 
     def _choose_device(self) -> None:
         """Selects the GPU of this rank, since NCCL's broadcasts and barriers use the current device."""
