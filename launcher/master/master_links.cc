@@ -234,7 +234,7 @@ Awaitable<> MasterLinks::read_errors(Link node) {
   }
 }
 
-Result<> MasterLinks::admit_messages(NodeLink& node) {
+Result<> MasterLinks::read_messages(NodeLink& node) {
   for (;;) {
     auto message = node.connection().next();
     if (!message) return message.error();

@@ -161,7 +161,7 @@ void JobProgress::measure(std::uint64_t lowest, Time now) {
   }
 }
 
-void JobProgress::on_event_steps(const rendezvous::WorkerSteps& message, Time now) {
+void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
   if (message.attempt != attempt_) return;
   const std::size_t count = message.ranks.size();
   DDP_REQUIRE(
@@ -197,7 +197,7 @@ void JobProgress::on_event_steps(const rendezvous::WorkerSteps& message, Time no
   if (phase_ == Phase::kRework && !repeats) enter(Phase::kTrain, now);
 }
 
-void JobProgress::on_event_xids(const std::string& node, std::string_view lines) {
+void JobProgress::take_xids(const std::string& node, std::string_view lines) {
   std::istringstream text{std::string(lines)};
   for (std::string line; xid_lines_.size() < kMostXidLines && std::getline(text, line);) {
     const int number = xid_number(line);

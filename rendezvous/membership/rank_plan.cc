@@ -123,7 +123,7 @@ void SlotTable::fill(const std::vector<Candidate>& candidates) {
   for (std::size_t i = 0; i < candidates.size(); ++i)
     waiting.emplace(candidates[i].host, i);
   DDP_REQUIRE(waiting.size() == candidates.size(), waiting.size(), candidates.size());  // no host comes twice
-  const auto take = [&](TableSlot& slot, HostNumber host) {
+  const auto assign = [&](TableSlot& slot, HostNumber host) {
     slot.owner = host;
     slot.taken = true;
     ++filled_;

@@ -229,13 +229,13 @@ void WorkerLinkClient::Shared::receive(const AgentMessage& word) {
   changed.notify_all();
 }
 
-void WorkerLinkClient::Shared::receive_attempt(const AttemptOrder& order) {
+void WorkerLinkClient::Shared::take_attempt(const AttemptOrder& order) {
   if (last && order.attempt <= *last) return;
   last = order.attempt;
   waiting.push_back(order);
 }
 
-void WorkerLinkClient::Shared::receive_revoke(const RevokeOrder& order) {
+void WorkerLinkClient::Shared::take_revoke(const RevokeOrder& order) {
   const auto untaken = std::find_if(waiting.begin(), waiting.end(), [&](const AttemptOrder& attempt) {
     return attempt.attempt == order.attempt;
   });

@@ -356,7 +356,7 @@ class FakeShell final : public remote::RemoteShell {
 struct Events final : NodeEvents {
   void agent_started(NodeLink&, const remote::StartedAgent&) override {}
   void start_failed(std::size_t, Error why) override { FAIL(why.text); }
-  Result<> take(NodeLink&, const rendezvous::Message&) override {
+  Result<> on_message(NodeLink&, const rendezvous::Message&) override {
     ++hellos;
     return {};
   }
