@@ -91,7 +91,6 @@ def write_wheel(tree, out, version, when):
     info, data = f"{NAME}-{version}.dist-info", f"{NAME}-{version}.data"
     entries = {wheel_name(file.relative_to(tree), data): (file.read_bytes(), mode_of(file)) for file in files_of(tree)}
     texts = {
-        f"{NAME}/__init__.py": '"""ddplaunch starts distributed training jobs; ddplaunch.elastic is its module for their scripts."""\n',
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\n"
                             "Summary: Multi-node launcher for distributed training\nLicense: Apache-2.0\nRequires-Python: >=3.7\n"
                             f"Description-Content-Type: text/markdown\n\n{(SOURCE / 'README.md').read_text()}",

@@ -401,13 +401,18 @@ class ElasticUnits(unittest.TestCase):
         return elastic.World(link, dict(order, **{"from": source}), progress or self.progress, "cpu")
 
     def test_each_step_is_measured_also_if_it_is_not_reported(self):
-        world, unsent = self.world(), {}
+        link = types.SimpleNamespace(changed=contextlib.nullcontext(), report=None, revoked=lambda: None, stopping=None, send=lambda word: None)
+        world = self.world(link=link)
         for completed, now in ((5, 10), (6, 10.2), (6, 10.3), (8, 10.6), (9, 410.6)):
-            self.progress.completed = completed
             with unittest.mock.patch.object(elastic.time, "monotonic", lambda now=now: now):
-                unsent = world._measured(unsent)
-        self.assertEqual(unsent["durations"], [0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 1])
-        self.assertAlmostEqual(unsent["seconds"], 400.6)
+                world.step(completed)
+        self.assertEqual(link.report["durations"], [0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 1])
+        self.assertAlmostEqual(link.report["seconds"], 400.6)
+        link.report = None  # it was sent, so the next one has later steps only
+        with unittest.mock.patch.object(elastic.time, "monotonic", lambda: 410.8):
+            world.step(10)
+        self.assertEqual(sum(link.report["durations"]), 1)
+        self.assertAlmostEqual(link.report["seconds"], 0.2)
 
     def test_a_group_that_completes_while_its_sockets_are_searched(self):
         sockets = elastic._Sockets()

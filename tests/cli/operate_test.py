@@ -20,7 +20,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.terminal import Terminal, needs
-from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, is_running, live_processes_with, main, sender, wait_until
+from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Outcome, is_running, live_processes_with, main, sender, wait_until
 
 # Rank 1 fails in attempt 0. The others wait to be stopped.
 FAILS_ONCE = '[ "$TORCHELASTIC_RESTART_COUNT" -ge 1 ] && exit 0; [ "$RANK" = 1 ] && exit 7; exec sleep 1000'
@@ -902,7 +902,7 @@ os._exit(3)
 
     def test_reports_of_a_program_that_does_not_speak_the_protocol(self):
         text = (pathlib.Path(__file__).parents[2] / "docs/users/metrics.md").read_text()
-        example = re.search(r"```python\n(.*?)```", text, re.S)[1]
+        example, = (code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "DDPLAUNCH_METRICS" in code)
         self.script("worker.py", example + "import time\nrank = int(os.environ['RANK'])\n"
                     "report(7 + rank, 2.5 - rank)\nreport('no step', 1)\ntime.sleep(1000)\n")
         process = self.started_job(sys.executable, "-S", "worker.py", options=["--nproc-per-node", 2])
@@ -923,6 +923,34 @@ os._exit(3)
         self.assertRegex(self.verb("status").out, r"^job .*: exited 130: .*\n  step 7, loss 2\.5, goodput [0-9.]+ %\n  files in ")
         self.assertRegex(self.verb("ps", "--all").out, r"\n\S+ +exited 130 +2 +7 ")
         self.assertEqual(json.loads((pathlib.Path(ended["directory"]) / "report.json").read_text())["step"], 7)
+
+
+    def test_reports_of_a_script_that_is_asked_to_stop(self):
+        """A script as on the page, with ddplaunch.report() and ddplaunch.stopping()."""
+        text = (pathlib.Path(__file__).parents[2] / "docs/users/metrics.md").read_text()
+        example, = (code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "train_step" in code)
+        self.script("worker.py", "import time\ndef train_step(step):\n    time.sleep(0.01)\n    return 1 / (step + 1)\n"
+                    "def save_checkpoint(): print('saved at', ddplaunch.stopping(), flush=True)\n" + example.replace("range(1000)", "range(10**6)"))
+        modules = [f"PYTHONPATH={BIN.parent / 'share/ddplaunch/python'}"]
+        process = self.started_job(sys.executable, "-S", "worker.py", options=["--nproc-per-node", 2, "--env", *modules])
+        self.assertTrue(wait_until(lambda: (self.status(self.job)["step"] or 0) > 30))
+        self.assertAlmostEqual(self.status(self.job)["loss"], 1 / self.status(self.job)["step"], delta=0.1)
+        metrics = self.metrics()
+        self.assertGreater(metrics["ddplaunch_step_duration_seconds_count"], 40)  # each step of each rank, and ten reports a second
+        self.assertEqual(metrics['ddplaunch_step_duration_seconds_bucket{le="0.003"}'], 0)
+        self.assert_code(self.verb("stop"), 0)
+        out = process.communicate(timeout=30)[0]
+        self.assertEqual(sorted(line for line in out.splitlines() if "saved" in line), [f"[localhost:{rank}] saved at SIGTERM" for rank in (0, 1)])
+        self.assertEqual(process.returncode, 143)
+
+    def test_a_script_reports_without_a_job_and_is_stopped_by_the_second_signal(self):
+        code = ("import ddplaunch, os, signal, time\nassert ddplaunch.stopping() is None\nddplaunch.report(1, loss=float('nan'))\n"
+                "for pause in 0, 0, 1.2:\n    time.sleep(pause)\n    os.kill(os.getpid(), signal.SIGINT)\n"
+                "    print(ddplaunch.stopping(), flush=True)\n")
+        env = {key: value for key, value in os.environ.items() if not key.startswith("DDPLAUNCH")}
+        done = subprocess.run([sys.executable, "-S", "-c", code], env=dict(env, PYTHONPATH=str(BIN.parent / "share/ddplaunch/python")),
+                              capture_output=True, text=True, timeout=30, check=False)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (-signal.SIGINT, "SIGINT\nSIGINT\n", ""))
 
 
 class Page(VerbTest):

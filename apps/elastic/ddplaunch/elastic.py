@@ -15,13 +15,12 @@
 
 When a rank dies, the module tears down the process groups of all other ranks. It calls the function again, in the same
 process, as soon as the ranks of the next attempt are known. Without ddplaunch (torchrun, by hand) the function is called
-once. docs/users/elastic_python.md documents the module, docs/developers/worker_protocol.md the protocol. The module is one file and needs only
+once. docs/users/elastic_python.md documents the module, docs/developers/worker_protocol.md the protocol. The module needs only
 PyTorch 1.13 or later.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
 import gc
@@ -49,12 +48,13 @@ try:
 except ImportError as error:
     raise ImportError(f"ddplaunch.elastic: cannot import PyTorch: {error}; install it for the interpreter that runs the script") from error
 
+from . import Steps
+
 __all__ = ["LinkLost", "Revoked", "StepSeed", "World", "rejoin"]
 
 PROTOCOL = 1
 LINE_BYTES = 4096
 STEP_EVERY_S = 0.1   # the protocol allows ten reports a second
-STEP_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)  # of the protocol's histogram
 ORDER_S = 10.0       # how long a worker that lost a peer waits for the next order
 FIRST_ORDER_S = 60.0
 GRACE_S = 1.0        # how long it waits after an exception that no lost peer explains
@@ -569,7 +569,7 @@ class World:
         self.source: Optional[int] = order.get("from")  # rank that holds the state; None: no rank does, a fresh start
         self._link, self._order, self._progress, self._device = link, order, progress, device
         self._is_ready = self._is_synced = False
-        self._last_step: Optional[Tuple[int, float]] = None  # complete steps, and when
+        self._steps = Steps()
         progress.begin(self)
 
     @property
@@ -600,24 +600,14 @@ class World:
         self._ready()
         if self._link:
             with self._link.changed:
+                if self._link.report is None:  # the last one was sent
+                    self._steps.clear()
+                self._steps.add(self.completed, time.monotonic())
                 self._link.report = {"step": self.completed, **({"in": phase[:64]} if phase else {}),
                                      **({"loss": float(loss)} if loss is not None and math.isfinite(loss) else {}),
-                                     **self._measured(self._link.report or {})}
+                                     "durations": list(self._steps.counts), "seconds": self._steps.seconds}
             if self.revoked is not None and not (by_optimizer and is_counted):
                 raise Revoked(self.revoked)
-
-    def _measured(self, unsent: Dict[str, Any]) -> Dict[str, Any]:
-        """Adds this step's duration to those of the report that is not sent yet."""
-        counts = unsent.get("durations", [0] * (len(STEP_BOUNDS_S) + 1))
-        seconds, last, now = unsent.get("seconds", 0.0), self._last_step, time.monotonic()
-        if last and self.completed == last[0]:
-            return {"durations": counts, "seconds": seconds}
-        if last and self.completed > last[0]:
-            steps = self.completed - last[0]
-            counts[bisect.bisect_left(STEP_BOUNDS_S, (now - last[1]) / steps)] += steps
-            seconds += now - last[1]
-        self._last_step = (self.completed, now)
-        return {"durations": counts, "seconds": seconds}
 
     def sync(self, *holders: Any, extra: Any = None) -> Any:
         """Gives all ranks the state of the source: the state of `holders`, and `completed`. At a fresh start rank 0 is the
