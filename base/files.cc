@@ -49,7 +49,7 @@ Result<> write_bytes(int fd, std::string_view bytes, const std::string& path) {
 Result<UniqueFd> memory_file(const char* name, std::string_view text) {
   UniqueFd file(::memfd_create(name, MFD_CLOEXEC));
   if (!file) return system_error(errno, "memfd_create");
-  if (auto written = write_bytes(file.get(), text, "a file in memory"); !written) return written.error();
+  DDP_TRY(write_bytes(file.get(), text, "a file in memory"));
   ::lseek(file.get(), 0, SEEK_SET);
   return file;
 }

@@ -60,19 +60,18 @@ std::string text_of(const RunJob& job, const launcher::CheckResult& result,
 Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& token,
                                         launcher::CheckScope scope) {
   take_signals();
-  if (const auto room = make_room_for_nodes(job.spec); !room) return room.error();
-  auto agent = choose_agent(job.spec);
-  if (!agent) return agent.error();
+  DDP_TRY(make_room_for_nodes(job.spec));
+  auto agent = DDP_TRY(choose_agent(job.spec));
   asio::io_context loop(1);
   const auto remote = make_remote_shell(loop, job.spec, token,
                                         [](const std::string& text) { say("ddplaunch: " + text + "\n"); });
   if (!remote) return remote.error();
   remote::LocalShell local(loop.get_executor());
   remote::FanOutOptions options;
-  options.argv = {agent->path, "--stdio"};
+  options.argv = {agent.path, "--stdio"};
   options.ssh_localhost = job.spec.ssh_localhost;
-  options.expected = agent->expected;
-  options.bundle = agent->bundle;
+  options.expected = agent.expected;
+  options.bundle = agent.bundle;
   options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
   return check_hosts(loop, job.spec, scope, **remote, local, std::move(options), say);
 }
@@ -86,9 +85,8 @@ class Captured {
   static Result<Captured> begin(int target) {
     Captured captured;
     captured.target_ = target;
-    auto memory = memory_file("ddplaunch-check");
-    if (!memory) return memory.error();
-    captured.memory_ = std::move(*memory);
+    auto memory = DDP_TRY(memory_file("ddplaunch-check"));
+    captured.memory_ = std::move(memory);
     captured.before_ = UniqueFd(::fcntl(target, F_DUPFD_CLOEXEC, 3));
     if (!captured.before_) return system_error(errno, "dup of a standard descriptor");
     if (::dup2(captured.memory_.get(), target) < 0) return system_error(errno, "dup2");
@@ -131,11 +129,10 @@ Result<DeepRun> run_test(const RunJob& job, const GivenToken& token, DeepTest te
   const PassingDirectory directory;
   if (directory.path().empty()) return system_error(errno, "make a directory for the files of the test");
   const auto spec = launcher::deep_job(job.spec, test, directory.path() + "/job", job.min_busbw);
-  auto output = Captured::begin(STDOUT_FILENO);
-  if (!output) return output.error();
+  auto output = DDP_TRY(Captured::begin(STDOUT_FILENO));
   auto errors = Captured::begin(STDERR_FILENO);
   if (!errors) {
-    (void)output->end();
+    (void)output.end();
     return errors.error();
   }
   DeepRun run;
@@ -143,7 +140,7 @@ Result<DeepRun> run_test(const RunJob& job, const GivenToken& token, DeepTest te
   run.exit_code = launch(spec, token);
   std::fflush(stdout);
   run.errors = errors->end();
-  run.output = output->end();
+  run.output = output.end();
   return run;
 }
 

@@ -79,7 +79,7 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
     entry.socket = control->path();
     options.control.emplace(std::move(*control));
   }
-  if (const auto registered = register_job(registration, entry); !registered) return registered;
+  DDP_TRY(register_job(registration, entry));
   if (!control) return control.error();
   return {};
 }

@@ -498,9 +498,8 @@ Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& l
     options.reach =
         " (only this machine reaches it: nodes elsewhere need its name or address as --master-addr)";
   if (!spec.quiet) options.port.on_note = std::move(notify);
-  auto shell = launcher::JoinShell::make(loop.get_executor(), std::move(options));
-  if (!shell) return shell.error();
-  return std::unique_ptr<remote::RemoteShell>(std::move(*shell));
+  auto shell = DDP_TRY(launcher::JoinShell::make(loop.get_executor(), std::move(options)));
+  return std::unique_ptr<remote::RemoteShell>(std::move(shell));
 }
 
 int run_per_node(const RunJob& job, GivenToken given) {

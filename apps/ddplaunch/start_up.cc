@@ -109,7 +109,7 @@ Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec&
   options.job = spec.job_id;
   options.hello = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
   if (spec.daemon_port != 0) options.port = spec.daemon_port;
-  if (const auto works = rendezvous::secure_context(); !works) return works.error();
+  DDP_TRY(rendezvous::secure_context());
   return Shell(std::make_unique<launcher::DaemonShell>(loop.get_executor(), std::move(options)));
 }
 
@@ -143,13 +143,12 @@ Result<AgentChoice> choose_agent(const launcher::JobSpec& spec) {
   choice.path = spec.agent_path;
   if (!choice.path.empty()) return choice;
   // The agent's path here. The path on the nodes is the same unless --agent gives another one.
-  auto beside = own_directory();
-  if (!beside) return beside.error();
-  choice.path = *beside + "/ddplaunchd";
+  auto beside = DDP_TRY(own_directory());
+  choice.path = beside + "/ddplaunchd";
   if (spec.push) {
     const bool train = spec.command.kind == launcher::WorkerCommand::Kind::kTrain;
     choice.bundle = std::make_shared<remote::AgentBundle>(
-        remote::AgentBundle::BundleRequest{std::move(*beside), choice.expected, train});
+        remote::AgentBundle::BundleRequest{std::move(beside), choice.expected, train});
   }
   return choice;
 }

@@ -131,9 +131,8 @@ Result<> environment_fits(const rendezvous::JobStart& job, const EnvVars& env, b
   ask.host = job.host;
   ask.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
   ask.argv = {"/proc/self/exe"};  // always exists
-  auto fits = NodeJob::prepare(ask, env, "");
-  if (!fits) return fits.error();
-  if (!has_program && !fits->warning().empty()) return Error{ErrorCode::kRefused, fits->warning()};
+  auto fits = DDP_TRY(NodeJob::prepare(ask, env, ""));
+  if (!has_program && !fits.warning().empty()) return Error{ErrorCode::kRefused, fits.warning()};
   return {};
 }
 

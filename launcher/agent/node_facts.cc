@@ -194,12 +194,10 @@ Result<std::string> machine_id() {
 Result<NodeFacts> gather_node_facts() {
   NodeFacts made;
   rendezvous::Hello& hello = made.hello;
-  auto machine = machine_id();
-  if (!machine) return machine.error();
-  hello.machine_id = std::move(*machine);
-  auto interfaces = list_interfaces();
-  if (!interfaces) return interfaces.error();
-  hello.interfaces = std::move(*interfaces);
+  auto machine = DDP_TRY(machine_id());
+  hello.machine_id = std::move(machine);
+  auto interfaces = DDP_TRY(list_interfaces());
+  hello.interfaces = std::move(interfaces);
 
   utsname system{};
   if (uname(&system) == 0) hello.hostname = system.nodename;

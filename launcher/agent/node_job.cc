@@ -198,9 +198,8 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   job.job_id_ = start.job_id;
   job.devices_ = start.devices;
   job.stdin_to_rank0_ = start.stdin_to_rank0;
-  auto cwd = directory(start.chdir);
-  if (!cwd) return cwd.error();
-  job.cwd_ = std::move(*cwd);
+  auto cwd = DDP_TRY(directory(start.chdir));
+  job.cwd_ = std::move(cwd);
   job.env_ = std::move(env);
 
   const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);
@@ -217,7 +216,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
       if (kind == WorkerCommand::Kind::kModule) {
         job.argv_.emplace_back("-m");
       } else if (!start.argv.empty()) {
-        if (auto there = script_exists(start.argv.front(), job.cwd_); !there) return there.error();
+        DDP_TRY(script_exists(start.argv.front(), job.cwd_));
       }
       job.argv_.insert(job.argv_.end(), start.argv.begin(), start.argv.end());
       break;
@@ -252,7 +251,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   job.program_ = std::move(*program);
   job.uses_omp_threads_ = kind == WorkerCommand::Kind::kPython || kind == WorkerCommand::Kind::kModule ||
                           uses_omp_threads(job.program_);
-  if (auto fits = check_exec_size(job.env_, job.argv_); !fits) return fits.error();
+  DDP_TRY(check_exec_size(job.env_, job.argv_));
   return job;
 }
 
@@ -279,7 +278,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
     for (const auto& [name, value] : own.vars)
       set_env(env, name, value);
     if (uses_omp_threads_) workers.omp_threads = own.omp_threads;
-    if (auto fits = check_exec_size(env, argv_); !fits) return fits.error();
+    DDP_TRY(check_exec_size(env, argv_));
     WorkerSpec spec;
     spec.rank = local;
     spec.path = program_;

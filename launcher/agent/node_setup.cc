@@ -213,12 +213,11 @@ Result<> check_file_size(const std::vector<std::string>& texts) {
 Result<std::vector<UniqueFd>> memories_for(const rendezvous::JobStart& job) {
   std::vector<std::string> texts = {std::string(), setup_prelude(job.env, job.explicit_env)};
   texts.insert(texts.end(), job.setup.begin(), job.setup.end());
-  if (auto fits = check_file_size(texts); !fits) return fits.error();
+  DDP_TRY(check_file_size(texts));
   std::vector<UniqueFd> memories;
   for (const std::string& text : texts) {
-    auto memory = memory_file("ddplaunch-setup", text);
-    if (!memory) return memory.error();
-    memories.push_back(std::move(*memory));
+    auto memory = DDP_TRY(memory_file("ddplaunch-setup", text));
+    memories.push_back(std::move(memory));
   }
   return memories;
 }

@@ -118,9 +118,8 @@ class NodeStore::StoreThread {
  public:
   static Result<std::unique_ptr<StoreThread>> start(rendezvous::TcpStoreOptions options) {
     auto store = std::unique_ptr<StoreThread>(new StoreThread());
-    auto server = rendezvous::TcpStoreServer::open(store->loop_.get_executor(), std::move(options));
-    if (!server) return server.error();
-    store->server_.emplace(std::move(*server));
+    auto server = DDP_TRY(rendezvous::TcpStoreServer::open(store->loop_.get_executor(), std::move(options)));
+    store->server_.emplace(std::move(server));
     // Signals are for the agent's loop.
     sigset_t all;
     sigset_t before;
@@ -173,9 +172,8 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
     if (const auto readable = options.filter.allow_network(text); !readable)
       return within("who may connect to the store", readable.error());
   }
-  auto token = random_text(16);
-  if (!token) return token.error();
-  options.token = "ddplaunch/" + *token;
+  auto token = DDP_TRY(random_text(16));
+  options.token = "ddplaunch/" + token;
   // Both callbacks run on the store's thread.
   const auto notify = [this](std::string text) {
     asio::post(executor_, [this, text = std::move(text)]() mutable { notify_(std::move(text)); });

@@ -83,9 +83,8 @@ Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
   launch.out = std::move(*out);
   launch.err = std::move(*err);
   if (spec.wants_stdin) {
-    auto in = make_pipe();
-    if (!in) return in.error();
-    launch.in = std::move(*in);
+    auto in = DDP_TRY(make_pipe());
+    launch.in = std::move(in);
   }
   ChildSpec& child = launch.child;
   child.path = std::move(spec.path);

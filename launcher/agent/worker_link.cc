@@ -126,12 +126,11 @@ struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
 };
 
 Result<> WorkerLink::Worker::listen_at(stream_descriptor& descriptor, const std::string& path, int type) {
-  auto fd = socket_at(path, type);
-  if (!fd) return fd.error();
+  auto fd = DDP_TRY(socket_at(path, type));
   error_code ec;
-  descriptor.assign(fd->get(), ec);
+  descriptor.assign(fd.get(), ec);
   if (ec) return system_error(ec.value(), "watch " + path);
-  fd->release();
+  fd.release();
   return {};
 }
 
@@ -312,8 +311,8 @@ Result<WorkerSockets> WorkerLink::expect(std::uint32_t local_rank) {
   const std::string name = std::to_string(local_rank) + "." + std::to_string(++serial_);
   const std::string control = directory_ + "/w" + name, metrics = directory_ + "/m" + name;
   const auto worker = std::make_shared<Worker>(*this, local_rank);
-  if (auto made = worker->listen_at(worker->listener, control, SOCK_STREAM); !made) return made.error();
-  if (auto made = worker->listen_at(worker->metrics, metrics, SOCK_DGRAM); !made) return made.error();
+  DDP_TRY(worker->listen_at(worker->listener, control, SOCK_STREAM));
+  DDP_TRY(worker->listen_at(worker->metrics, metrics, SOCK_DGRAM));
   workers_[local_rank] = worker;
   return WorkerSockets{"unix:" + control, metrics};
 }

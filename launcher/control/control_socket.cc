@@ -54,10 +54,10 @@ Result<std::string> socket_directory() {
   } else {
     directory = absolute_variable("TMPDIR");
     directory = (directory.empty() ? "/tmp" : directory) + "/ddplaunch-" + std::to_string(::geteuid());
-    if (const auto made = make_private(directory); !made) return made.error();
+    DDP_TRY(make_private(directory));
     directory += '/' + std::string(kRunDirectory);
   }
-  if (const auto made = make_private(directory); !made) return made.error();
+  DDP_TRY(make_private(directory));
   return directory;
 }
 
@@ -78,7 +78,7 @@ Result<ControlSocket> ControlSocket::bind(const std::string& name) {
   for (int tries = 1; ::bind(fd.get(), name_of_socket, sizeof address) != 0; ++tries) {
     if (errno != ENOENT || tries == kMostTries) return system_error(errno, path);
     // Another job that ended has removed the empty directory.
-    if (const auto again = socket_directory(); !again) return again.error();
+    DDP_TRY(socket_directory());
   }
   // From here on the destructor removes the file, whatever fails.
   ControlSocket socket(std::move(fd), path);

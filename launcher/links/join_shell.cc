@@ -169,9 +169,8 @@ Result<> JoinShell::ListenerState::start() {
     shared->last_refusal = line;
     shared->note(line);
   };
-  auto made = rendezvous::SecureAcceptor::start(loop, std::move(port));
-  if (!made) return made.error();
-  acceptor = std::move(*made);
+  auto made = DDP_TRY(rendezvous::SecureAcceptor::start(loop, std::move(port)));
+  acceptor = std::move(made);
   silence.async_wait([weak = weak_from_this()](const error_code& cancelled) {
     if (const auto shared = weak.lock(); shared && !cancelled) shared->report_awaited_nodes();
   });
@@ -250,7 +249,7 @@ void JoinShell::ListenerState::take_slot(JoinedPeer peer, const JoinTable::Decis
 
 Result<std::unique_ptr<JoinShell>> JoinShell::make(const asio::any_io_executor& loop, Options options) {
   auto shared = std::make_shared<ListenerState>(loop, std::move(options));
-  if (auto started = shared->start(); !started) return started.error();
+  DDP_TRY(shared->start());
   return std::unique_ptr<JoinShell>(new JoinShell(std::move(shared)));
 }
 

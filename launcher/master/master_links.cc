@@ -236,24 +236,22 @@ Awaitable<> MasterLinks::read_errors(Link node) {
 
 Result<> MasterLinks::read_messages(NodeLink& node) {
   for (;;) {
-    auto message = node.connection().next();
-    if (!message) return message.error();
-    if (!*message) return {};
+    auto message = DDP_TRY(node.connection().next());
+    if (!message) return {};
     // Texts of a node go to terminals and pages; nothing behind this line sees their control characters.
-    clean_texts(**message);
-    if (auto good = admit(node, **message); !good) return good;
+    clean_texts(*message);
+    DDP_TRY(admit(node, *message));
   }
 }
 
 Result<> MasterLinks::admit(NodeLink& node, rendezvous::Message& message) {
-  const auto admission = node.limits.admit(message);
-  if (!admission) return admission.error();
-  if (*admission == NodeLimits::Admission::kDropFirst)
+  const auto admission = DDP_TRY(node.limits.admit(message));
+  if (admission == NodeLimits::Admission::kDropFirst)
     return events_.on_message(
         node, rendezvous::Notice{"sent more than " + std::to_string(node.limits.kept_limit() >> 10) +
                                  " KiB of diagnostics in this attempt; the rest is dropped"});
-  if (*admission == NodeLimits::Admission::kDrop) return {};
-  if (*admission == NodeLimits::Admission::kCut) NodeLimits::cut(message);
+  if (admission == NodeLimits::Admission::kDrop) return {};
+  if (admission == NodeLimits::Admission::kCut) NodeLimits::cut(message);
   if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
     if (node.on_pong(*pong)) node.ping(++ping_sequence_);
     return {};

@@ -57,7 +57,7 @@ Result<UniqueFd> read_by_thread(UniqueFd in, std::optional<off_t> offset,
       }
     }
   };
-  if (auto started = start_detached(std::move(pump)); !started) return started.error();
+  DDP_TRY(start_detached(std::move(pump)));
   return ours;
 }
 

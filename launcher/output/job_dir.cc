@@ -278,8 +278,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
       return Error{ErrorCode::kUsage, "--log-dir " + named.string() + " and the job directory " + job.path_ +
                                           " are the same directory; choose another with --log-dir"};
     }
-    if (auto made = make_directory(job.log_dir_, named, "the log directory", "--log-dir"); !made)
-      return made.error();
+    DDP_TRY(make_directory(job.log_dir_, named, "the log directory", "--log-dir"));
     claim = claim_directory(job.log_dir_, "the log directory", "--log-dir or --job-id", job.warning_);
     if (!claim) return claim.error();
     job.claims_.push_back(std::move(*claim));

@@ -149,7 +149,7 @@ Result<> fill_reserved(const std::string& path, std::string_view text) {
   const std::string reserved = reserved_path(path);
   UniqueFd file(::open(reserved.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   if (!file) return system_error(errno, "open " + reserved);
-  if (auto written = write_bytes(file.get(), text, reserved); !written) return written;
+  DDP_TRY(write_bytes(file.get(), text, reserved));
   if (::ftruncate(file.get(), static_cast<off_t>(text.size())) != 0 || ::close(file.release()) != 0)
     return system_error(errno, "write " + reserved);
   if (::rename(reserved.c_str(), path.c_str()) != 0)
@@ -188,9 +188,8 @@ Result<> reserve_report(const std::string& path) {
 
 Result<> write_report(const std::string& path, std::string_view text, mode_t mode) {
   // A rename would replace a link instead of its target.
-  const auto followed = follow_trusted_links(path);
-  if (!followed) return followed.error();
-  const std::string& target = *followed;
+  const auto followed = DDP_TRY(follow_trusted_links(path));
+  const std::string& target = followed;
   struct stat found {};
   if (::stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode)) {
     const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));

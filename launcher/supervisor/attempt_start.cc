@@ -63,9 +63,8 @@ Result<> AttemptStart::begin(std::uint32_t attempt, std::vector<NodeNetwork> nod
   attempt_ = attempt;
   nodes_ = std::move(nodes);
   local_.assign(nodes_.size(), {});
-  auto network = choose_network(nodes_, wanted);
-  if (!network) return network.error();
-  network_ = std::move(*network);
+  auto network = DDP_TRY(choose_network(nodes_, wanted));
+  network_ = std::move(network);
   return {};
 }
 

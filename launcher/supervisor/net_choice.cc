@@ -428,13 +428,12 @@ Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::str
   const bool one_machine = all_on_one_machine(given);
   for (const NodeNetwork& node : given) {
     // Before any choice: a job on a machine whose loopback is down waits for ever, whatever its network is.
-    if (auto usable = check_loopback(node, one_machine && wanted.empty()); !usable) return usable.error();
+    DDP_TRY(check_loopback(node, one_machine && wanted.empty()));
   }
   const std::vector<NodeAddresses> nodes = parsed(given);
   if (!wanted.empty()) {
-    const auto parsed_wanted = parse_wanted(wanted);
-    if (!parsed_wanted) return parsed_wanted.error();
-    return wanted_choice(nodes, *parsed_wanted, one_machine);
+    const auto parsed_wanted = DDP_TRY(parse_wanted(wanted));
+    return wanted_choice(nodes, parsed_wanted, one_machine);
   }
   if (one_machine) return loopback_choice(nodes.size());
 

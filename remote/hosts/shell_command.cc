@@ -142,11 +142,10 @@ Result<std::string> jump_command(const std::vector<std::string>& ssh, std::strin
   if (last.host.empty()) return Error{ErrorCode::kUsage, "ProxyJump has no host", 0};
   std::vector<std::string> words = ssh;
   if (comma != std::string_view::npos) {
-    auto before = jump_command(ssh, jumps.substr(0, comma));
-    if (!before) return before.error();
+    auto before = DDP_TRY(jump_command(ssh, jumps.substr(0, comma)));
     // Each level of ssh expands the % of its own ProxyCommand, so without_tokens() doubles them at each
     // level.
-    words.insert(words.end(), {"-o", "ProxyCommand=" + *before});
+    words.insert(words.end(), {"-o", "ProxyCommand=" + before});
   }
   if (!last.user.empty()) words.insert(words.end(), {"-l", last.user});
   if (!last.port.empty()) words.insert(words.end(), {"-p", last.port});

@@ -48,9 +48,8 @@ using Socket = Channel::Socket;
 constexpr std::chrono::seconds kPatience{2};
 
 Result<ChildProcess> run(const ChildCommand& command, int in_out, int errors) {
-  auto found = own_child(command.argv);
-  if (!found) return found.error();
-  ChildSpec& spec = *found;
+  auto found = DDP_TRY(own_child(command.argv));
+  ChildSpec& spec = found;
   std::erase_if(spec.env, [&command](const std::string& entry) {
     const std::string_view name = std::string_view(entry).substr(0, entry.find('='));
     return std::find(command.unset.begin(), command.unset.end(), name) != command.unset.end();

@@ -100,17 +100,16 @@ Result<std::shared_ptr<const PushSet>> AgentBundle::set_for(const std::string& m
   auto set = std::make_shared<PushSet>();
   set->key = paths->second.key;
   const auto add = [&set](const char* name, const std::string& path) -> Result<> {
-    auto bytes = read_file(path);
-    if (!bytes) return bytes.error();
-    set->files.push_back({name, bytes->size(), sha256_hex(*bytes)});
-    set->bytes.push_back(std::move(*bytes));
+    auto bytes = DDP_TRY(read_file(path));
+    set->files.push_back({name, bytes.size(), sha256_hex(bytes)});
+    set->bytes.push_back(std::move(bytes));
     return {};
   };
   // The agent comes last: its presence shows that the set is complete.
   if (!paths->second.train.empty()) {
-    if (auto added = add("train", paths->second.train); !added) return added.error();
+    DDP_TRY(add("train", paths->second.train));
   }
-  if (auto added = add("ddplaunchd", paths->second.agent); !added) return added.error();
+  DDP_TRY(add("ddplaunchd", paths->second.agent));
   loaded_.emplace(machine, set);
   return std::shared_ptr<const PushSet>(std::move(set));
 }

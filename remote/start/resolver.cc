@@ -41,10 +41,9 @@ Result<std::string> find_getent() {
 /// such key; kTimeout; kSystem.
 Result<std::string> run_getent(const std::string& database, const std::string& key,
                                Clock::time_point deadline) {
-  auto program = find_getent();
-  if (!program) return program.error();
+  auto program = DDP_TRY(find_getent());
   ChildSpec spec;
-  spec.path = *program;
+  spec.path = program;
   spec.argv = {"getent", database, key};
   spec.env = own_environment();
   const ToolOutput answer = wait_for_tool(std::move(spec), deadline, kMostAnswer);

@@ -29,12 +29,10 @@ Connection::Connection(asio::any_io_executor executor, std::unique_ptr<ByteStrea
 }
 
 Result<std::optional<Message>> Connection::next() {
-  auto frame = frames_.next();
-  if (!frame) return frame.error();
-  if (!*frame) return std::optional<Message>{};
-  auto message = decode_payload(**frame);
-  if (!message) return message.error();
-  return std::optional<Message>(std::move(*message));
+  auto frame = DDP_TRY(frames_.next());
+  if (!frame) return std::optional<Message>{};
+  auto message = DDP_TRY(decode_payload(*frame));
+  return std::optional<Message>(std::move(message));
 }
 
 Awaitable<Result<>> Connection::read_more() {

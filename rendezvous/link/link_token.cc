@@ -208,23 +208,21 @@ Result<Secret> random_digits() {
 Result<LinkToken> find_daemon_token(const std::string& file, const Result<LinkToken>& given) {
   auto token = given_token(file, given);
   if (!token || !token->secret.empty()) return token;
-  const auto path = default_token_path();
-  if (!path) return path.error();
-  token = read_token_file(*path);
+  const auto path = DDP_TRY(default_token_path());
+  token = read_token_file(path);
   if (token || token.error().sys != ENOENT) return token;
-  return Error{ErrorCode::kUsage, "there is no token: " + *path +
+  return Error{ErrorCode::kUsage, "there is no token: " + path +
                                       " does not exist. \"ddplaunchd --new-token\" writes one; copy it to "
                                       "all nodes and to the machine of ddplaunch (scp -p), or name another "
                                       "file with --token-file FILE"};
 }
 
 Result<LinkToken> loopback_token() {
-  const auto standard = default_token_path();
-  if (!standard) return standard.error();
-  const std::string path = standard->substr(0, standard->rfind('/')) + "/loopback-token";
+  const auto standard = DDP_TRY(default_token_path());
+  const std::string path = standard.substr(0, standard.rfind('/')) + "/loopback-token";
   auto token = read_own_token_file(path);
   if (token || token.error().sys != ENOENT) return token;
-  if (const auto made = make_directories(path); !made) return made.error();
+  DDP_TRY(make_directories(path));
   // Several nodes may start at once; the token of the first one counts.
   const auto written = write_new_token(path);
   if (!written && written.error().sys != EEXIST) return written.error();
@@ -233,9 +231,8 @@ Result<LinkToken> loopback_token() {
 
 Result<std::string> write_new_token(std::string path) {
   if (path.empty()) {
-    auto standard = default_token_path();
-    if (!standard) return standard.error();
-    path = std::move(*standard);
+    auto standard = DDP_TRY(default_token_path());
+    path = std::move(standard);
     const auto made = make_directories(path);
     if (!made) return made.error();
   }

@@ -75,7 +75,7 @@ Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_execu
                                                               SecureAcceptorOptions options) {
   if (options.token.secret.size() < LinkToken::kMinSize)
     return Error{ErrorCode::kInternal, "internal error: a TLS port without a token (please report)"};
-  if (const auto works = secure_context(); !works) return works.error();
+  DDP_TRY(secure_context());
   std::shared_ptr<SecureAcceptor> made(new SecureAcceptor(executor, std::move(options)));
   AcceptLoop::OnConnection accepted = [weak = made->weak_from_this()](UniqueFd socket,
                                                                       const asio::ip::address& peer) {
@@ -174,11 +174,10 @@ bool SecureAcceptor::identify(Guest& guest) {
 
 Result<> SecureAcceptor::begin_tls(Guest& guest) {
   const auto link = link_key(options_.token.secret, guest.claim->role, guest.claim->job, guest.claim->node);
-  auto key = link ? session_key(*link, *guest.claim) : Result<Secret>(link.error());
-  if (!key) return key.error();
+  auto key = DDP_TRY(link ? session_key(*link, *guest.claim) : Result<Secret>(link.error()));
   auto stream = SecureStream::make(
       SecureStream::TlsRole::kServer,
-      {std::move(guest.socket), *guest.claim, std::move(*key), std::exchange(guest.received, {})});
+      {std::move(guest.socket), *guest.claim, std::move(key), std::exchange(guest.received, {})});
   if (!stream) return stream.error();
   guest.stream = std::move(*stream);
   return {};
@@ -407,10 +406,9 @@ Awaitable<JoinOutcome> connect_one(tcp::endpoint endpoint, const LinkGoal& goal,
 
 Result<LinkGoal> link_goal(std::string host, std::uint16_t port, LinkIdentity as, const LinkToken& token,
                            LinkHello hello) {
-  auto key = link_key(token.secret, as.role, as.job, as.node);
-  if (!key) return key.error();
+  auto key = DDP_TRY(link_key(token.secret, as.role, as.job, as.node));
   return LinkGoal{std::move(host), port,         std::move(as),
-                  std::move(*key), token.origin, token_check(token.secret),
+                  std::move(key),  token.origin, token_check(token.secret),
                   std::move(hello)};
 }
 

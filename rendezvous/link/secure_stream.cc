@@ -293,10 +293,9 @@ bool SecureStream::prepare(ssl_ctx_st* context) {
 }
 
 Result<std::unique_ptr<SecureStream>> SecureStream::make(TlsRole end, Start start) {
-  const auto context = secure_context();
-  if (!context) return context.error();
+  const auto context = DDP_TRY(secure_context());
   std::unique_ptr<SecureStream> stream(new SecureStream(end, std::move(start)));
-  if (stream->prepare(*context)) return stream;
+  if (stream->prepare(context)) return stream;
   ERR_clear_error();
   return Error{ErrorCode::kSystem, "no memory for a TLS link", ENOMEM};
 }

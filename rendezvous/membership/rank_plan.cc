@@ -86,7 +86,7 @@ Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wan
 Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted) {
   if (nodes.empty())
     return Error{ErrorCode::kInternal, "internal error: a rank plan without nodes (please report)"};
-  if (auto checked = check_slots(nodes, wanted); !checked) return checked.error();
+  DDP_TRY(check_slots(nodes, wanted));
 
   RankPlan plan;
   std::vector<std::string> without_gpu;

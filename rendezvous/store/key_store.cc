@@ -178,13 +178,13 @@ Result<> KeyStore::store(std::string_view key, std::string_view value) {
   const auto entry = values_.find(key);
   if (entry == values_.end()) {
     const std::size_t cost = key.size() + value.size() + kEntryCost;
-    if (Result<> room = room_for(cost); !room) return room;
+    DDP_TRY(room_for(cost));
     values_.emplace(key, value);
     key_bytes_ += key.size();
     bytes_ += cost;
   } else {
     if (value.size() > entry->second.size()) {
-      if (Result<> room = room_for(value.size() - entry->second.size()); !room) return room;
+      DDP_TRY(room_for(value.size() - entry->second.size()));
     }
     bytes_ += value.size() - entry->second.size();
     entry->second.assign(value);
@@ -194,7 +194,7 @@ Result<> KeyStore::store(std::string_view key, std::string_view value) {
 }
 
 Result<> KeyStore::put(std::string_view key, std::string_view value, Notices& notices) {
-  if (Result<> done = store(key, value); !done) return done;
+  DDP_TRY(store(key, value));
   waiters_.wake_all(key, notices);
   return {};
 }
@@ -217,7 +217,7 @@ Result<> KeyStore::add(const StoreRequest& request, std::string& reply, Notices&
   // Wraps as hardware does; signed overflow would be undefined.
   const auto sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(*now) +
                                              static_cast<std::uint64_t>(request.number));
-  if (Result<> done = put(request.keys[0], std::to_string(sum), notices); !done) return done;
+  DDP_TRY(put(request.keys[0], std::to_string(sum), notices));
   put_u64(reply, static_cast<std::uint64_t>(sum));
   return {};
 }
@@ -231,7 +231,7 @@ Result<> KeyStore::append(const StoreRequest& request, Notices& notices) {
                                            " would grow over the store's limit of " +
                                            std::to_string(kMaxStoreValue) + " bytes"};
   }
-  if (Result<> room = room_for(more.size()); !room) return room;
+  DDP_TRY(room_for(more.size()));
   entry->second.append(more);
   bytes_ += more.size();
   waiters_.wake_all(request.keys[0], notices);
@@ -250,7 +250,7 @@ Result<> KeyStore::compare_set(const StoreRequest& request, std::string& reply, 
     put_bytes(reply, missing ? expected : std::string_view(entry->second));
     return {};
   }
-  if (Result<> done = put(request.keys[0], desired, notices); !done) return done;
+  DDP_TRY(put(request.keys[0], desired, notices));
   put_bytes(reply, desired);
   return {};
 }
@@ -277,7 +277,7 @@ Result<> KeyStore::multi_get(const StoreRequest& request, std::string& reply) co
 Result<> KeyStore::multi_set(const StoreRequest& request, Notices& notices) {
   DDP_REQUIRE(request.keys.size() == request.values.size(), request.keys.size(), request.values.size());
   for (std::size_t i = 0; i < request.keys.size(); ++i) {
-    if (Result<> done = put(request.keys[i], request.values[i], notices); !done) return done;
+    DDP_TRY(put(request.keys[i], request.values[i], notices));
   }
   return {};
 }
@@ -313,7 +313,7 @@ Result<> KeyStore::list_keys(std::string& reply) const {
 
 Result<> KeyStore::queue_push(const StoreRequest& request, Notices& notices) {
   const std::size_t cost = request.keys[0].size() + request.values[0].size() + kEntryCost;
-  if (Result<> room = room_for(cost); !room) return room;
+  DDP_TRY(room_for(cost));
   auto queue = queues_.find(request.keys[0]);
   if (queue == queues_.end()) queue = queues_.emplace(request.keys[0], std::deque<std::string>()).first;
   queue->second.emplace_back(request.values[0]);
@@ -348,7 +348,7 @@ Result<> KeyStore::barrier(StoreConnectionId from, const StoreRequest& request, 
   if (!before) return before.error();
   const std::int64_t count = *before < std::numeric_limits<std::int64_t>::max() ? *before + 1 : *before;
   // store() and not put(): the key itself is no news for those that wait here, only its last count is.
-  if (Result<> done = store(key, std::to_string(count)); !done) return done;
+  DDP_TRY(store(key, std::to_string(count)));
   if (count >= request.number) {
     waiters_.wake_all(key, notices);
     put_u8(reply, kStopWaiting);

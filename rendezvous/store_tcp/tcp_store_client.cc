@@ -77,7 +77,7 @@ Result<UniqueFd> connect_address(const addrinfo& address, Clock::time_point dead
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) < 0) {
     if (errno != EINPROGRESS && errno != EINTR)
       return system_error(errno, "connect", ErrorCode::kUnreachable);
-    if (Result<> done = finish_connect(fd.get(), deadline, interrupt); !done) return done.error();
+    DDP_TRY(finish_connect(fd.get(), deadline, interrupt));
   }
   return fd;
 }
@@ -248,7 +248,7 @@ Result<> TcpStoreClient::receive(char* into, std::size_t size, Deadline deadline
 
 Result<> TcpStoreClient::roundtrip(std::string_view request, char* reply, std::size_t size, Deadline deadline,
                                    std::string_view what) {
-  if (Result<> sent = send(request, deadline, what); !sent) return sent;
+  DDP_TRY(send(request, deadline, what));
   // The reply may still come, and would be taken for that of the next request.
   if (Result<> got = receive(reply, size, deadline, what); !got) return broken(got.error());
   return {};
@@ -257,7 +257,7 @@ Result<> TcpStoreClient::roundtrip(std::string_view request, char* reply, std::s
 Result<std::int64_t> TcpStoreClient::ask_number(std::string_view request, Deadline deadline,
                                                 std::string_view what) {
   char reply[8];
-  if (Result<> done = roundtrip(request, reply, sizeof reply, deadline, what); !done) return done.error();
+  DDP_TRY(roundtrip(request, reply, sizeof reply, deadline, what));
   return number_at(reply);
 }
 
@@ -279,7 +279,7 @@ Result<> TcpStoreClient::wait_for(std::string_view key, Deadline deadline, std::
   std::string request = request_of(StoreOp::kWait);
   put_u64(request, 1);  // the number of keys
   put_bytes(request, key);
-  if (Result<> sent = send(request, deadline, what); !sent) return sent;
+  DDP_TRY(send(request, deadline, what));
   char reply = 0;
   Result<> got = receive(&reply, 1, deadline, what);
   if (got) {
@@ -291,7 +291,7 @@ Result<> TcpStoreClient::wait_for(std::string_view key, Deadline deadline, std::
   if (broken_) return got;
   if (got.error().code != ErrorCode::kTimeout) return broken(got.error());  // the server owes a reply
   // The connection stays usable after a time-out: the server forgets the wait, and says so.
-  if (Result<> cancelled = cancel_wait(what); !cancelled) return cancelled;
+  DDP_TRY(cancel_wait(what));
   std::string text = std::string(what) + ": not in the store at " + peer_ + " in time";
   return Error{ErrorCode::kTimeout, std::move(text), ETIMEDOUT};
 }
@@ -301,8 +301,7 @@ Result<> TcpStoreClient::wait_for(std::string_view key, Deadline deadline, std::
 Result<> TcpStoreClient::cancel_wait(std::string_view what) {
   const Deadline deadline = after(kCancelGrace);
   char reply = 0;
-  if (Result<> done = roundtrip(request_of(StoreOp::kCancelWait), &reply, 1, deadline, what); !done)
-    return done;
+  DDP_TRY(roundtrip(request_of(StoreOp::kCancelWait), &reply, 1, deadline, what));
   if (static_cast<std::uint8_t>(reply) == kWaitCanceled) return {};
   if (Result<> got = receive(&reply, 1, deadline, what); !got) return broken(got.error());
   if (static_cast<std::uint8_t>(reply) == kWaitCanceled) return {};
@@ -321,11 +320,11 @@ Result<> TcpStoreClient::set(std::string_view key, std::string_view value) {
 Result<TcpStoreClient::Bytes> TcpStoreClient::get(std::string_view key, Duration timeout) {
   const Deadline deadline = after(timeout);
   const std::string what = "get of " + quoted_key(key);
-  if (Result<> there = wait_for(key, deadline, what); !there) return there.error();
+  DDP_TRY(wait_for(key, deadline, what));
   // The key exists: its bytes get their own time, or a short wait for a large value would lose the
   // connection.
   const Deadline reply_by = std::max(deadline, after(kCancelGrace));
-  if (Result<> sent = send(request_of(StoreOp::kGet, key), reply_by, what); !sent) return sent.error();
+  DDP_TRY(send(request_of(StoreOp::kGet, key), reply_by, what));
   return receive_bytes(reply_by, what);
 }
 

@@ -405,7 +405,7 @@ Result<TcpStoreServer> TcpStoreServer::open(asio::any_io_executor executor, TcpS
                                               : listen_tcp_picked(options.scope, options.range);
   if (!listener) return within("store", listener.error());
   auto loop = std::make_shared<Loop>(std::move(executor), std::move(options), listener->port);
-  if (Result<> started = loop->start(std::move(*listener)); !started) return started.error();
+  DDP_TRY(loop->start(std::move(*listener)));
   return TcpStoreServer(std::move(loop));
 }
 

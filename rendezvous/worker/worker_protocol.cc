@@ -343,9 +343,8 @@ Result<WorkerMessage> decode_worker_line(std::string_view line) {
 }
 
 Result<WorkerStep> decode_worker_report(std::string_view datagram) {
-  auto word = decode_worker_line(datagram);
-  if (!word) return word.error();
-  if (auto* step = std::get_if<WorkerStep>(&*word)) return std::move(*step);
+  auto word = DDP_TRY(decode_worker_line(datagram));
+  if (auto* step = std::get_if<WorkerStep>(&word)) return std::move(*step);
   return wrong("a line has no \"step\"");
 }
 

@@ -265,10 +265,9 @@ WorkerLinkClient::WorkerLinkClient(std::shared_ptr<Shared> shared) : shared_(std
 
 Result<std::unique_ptr<WorkerLinkClient>> WorkerLinkClient::connect(const std::string& control, bool rejoin,
                                                                     bool sharded) {
-  auto socket = connected_to(control);
-  if (!socket) return socket.error();
+  auto socket = DDP_TRY(connected_to(control));
   auto shared = std::make_shared<Shared>();
-  shared->socket = std::move(*socket);
+  shared->socket = std::move(socket);
   shared->wake.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   shared->interrupt.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!shared->wake || !shared->interrupt) return system_error(errno, "make an eventfd");

@@ -263,7 +263,7 @@ class LogPrinter {
 
   Result<> print_all() {
     if (!options_.grep.empty()) {
-      if (auto compiled = pattern_.set(options_.grep); !compiled) return compiled;
+      DDP_TRY(pattern_.set(options_.grep));
     }
     if (const int ranks = options_.rank ? world_size() : 0;
         ranks > 0 && *options_.rank >= static_cast<std::uint32_t>(ranks)) {
@@ -275,9 +275,9 @@ class LogPrinter {
       // The state comes first: what was written before the end is printed then.
       const bool runs = launcher::state_of(job_).kind == launcher::RunState::Kind::kRunning;
       const bool last = !options_.follow || !runs || interrupted != 0;
-      if (auto found = find_files(); !found) return found;
+      DDP_TRY(find_files());
       for (auto& [key, file] : files_)
-        if (const auto read = print_new(key, file, last); !read) return read;
+        DDP_TRY(print_new(key, file, last));
       print_kept();
       if (options_.attach) print_events();
       if (!show(last)) return system_error(errno, "standard output");

@@ -453,14 +453,12 @@ Result<> write_report(const OperateOptions& options, const launcher::JobEntry& j
 }
 
 Result<> serve_page(const OperateOptions& options, const launcher::JobEntry& job) {
-  const auto token = page_token(options);
-  if (!token) return token.error();
-  const auto server = PageServer::listen(options.address, options.port, job, Secret(*token));
-  if (!server) return server.error();
-  std::printf("%s\n", page_url(options.address, (*server)->port(), *token).c_str());
+  const auto token = DDP_TRY(page_token(options));
+  const auto server = DDP_TRY(PageServer::listen(options.address, options.port, job, Secret(token)));
+  std::printf("%s\n", page_url(options.address, (server)->port(), token).c_str());
   if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
   std::fprintf(stderr, "ddplaunch: the page of job %s; Ctrl-C ends the page, not the job\n", job.job.c_str());
-  (*server)->run();
+  (server)->run();
   return {};
 }
 

@@ -48,11 +48,10 @@ Result<std::string> read_own_file(const std::string& path) {
   struct stat found {};
   // A user who may not search a directory, such as another user's home below su, has no file there.
   if (::lstat(path.c_str(), &found) != 0) return system_error(errno == EACCES ? ENOENT : errno, path);
-  const auto target = follow_trusted_links(path);
-  if (!target) return target.error();
-  if (const std::string reason = distrust_parent(target->substr(0, target->rfind('/'))); !reason.empty())
+  const auto target = DDP_TRY(follow_trusted_links(path));
+  if (const std::string reason = distrust_parent(target.substr(0, target.rfind('/'))); !reason.empty())
     return Error{ErrorCode::kSystem, path + ": " + reason, EPERM};
-  const UniqueFd file(::open(target->c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK));
+  const UniqueFd file(::open(target.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK));
   if (!file) return system_error(errno, path);
   if (const std::string reason = distrust_file(file.get()); !reason.empty())
     return Error{ErrorCode::kSystem, path + ": it " + reason, EPERM};
@@ -64,7 +63,7 @@ Result<std::string> read_stdin() {
 }
 
 Result<> can_write(const std::string& path) {
-  if (const auto target = follow_trusted_links(path); !target) return target.error();
+  DDP_TRY(follow_trusted_links(path));
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) {
     if (S_ISDIR(status.st_mode)) return system_error(EISDIR, path);
