@@ -12,7 +12,7 @@
 namespace ddp {
 
 /// Kind of a failure. Programs decide by it; the text is for people. Each kind has one exit code, so a new
-/// kind needs a row in docs/users/exit_codes.md.
+/// kind needs a row in docs/users/exit_codes.md. Messages carry the number: append, and never reorder.
 enum class ErrorCode {
   kUsage,          ///< the user's input is wrong; nothing was started
   kUnreachable,    ///< a host could not be resolved, connected to, or authenticated with

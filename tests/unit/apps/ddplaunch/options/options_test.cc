@@ -1,5 +1,6 @@
 #include "apps/ddplaunch/options/options.h"
 
+#include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/option_readers.h"
 #include "base/program.h"
 #include "tests/support/catch.h"
