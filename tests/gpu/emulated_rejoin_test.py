@@ -121,7 +121,7 @@ class EmulatedRejoin(unittest.TestCase):
             for step in (5, 11, 30):
                 job.reach(step)
                 job.revoke()
-                job.resume()
+                job.go_on()
                 job.are_ready()
             self.assertEqual(weights(job.finish()), expected)
             self.check_samples()

@@ -375,7 +375,7 @@ class Rejoin(unittest.TestCase):
                 for step in (5, 11, 40):
                     job.reach(step)
                     self.assertLess(job.revoke(), 2)
-                    job.resume()
+                    job.go_on()
                     job.are_ready()
                 self.assertEqual(weights(job.finish()) == expected, comm == "shm")  # transports add in different orders
                 self.check_samples()
@@ -436,7 +436,7 @@ class Rejoin(unittest.TestCase):
             for _ in range(3):
                 job.until(lambda: any(worker.phase in ("test", "checkpoint") for worker in job.workers), "a test")
                 job.revoke()
-                job.resume()
+                job.go_on()
                 job.are_ready()
             job.finish()
         tests = [json.loads(line)["epoch"] for line in metrics.read_text().splitlines() if '"kind":"epoch"' in line]
@@ -478,7 +478,7 @@ class Rejoin(unittest.TestCase):
             for other, what in (("b", "training labels"), ("c", "training images")):
                 job.revoke()
                 job.arguments = (*task, self.folder / other)
-                job.resume()
+                job.go_on()
                 joined = job.of(3)
                 job.until(lambda: joined.process.poll() is not None, "the end of the rank with other data")
                 self.assertEqual(joined.process.returncode, 1)
@@ -488,7 +488,7 @@ class Rejoin(unittest.TestCase):
                 job.kill(3)
             job.revoke()
             job.arguments = (*task, self.folder / "a")
-            job.resume()
+            job.go_on()
             self.assertEqual(weights(job.finish()), expected)
 
     def test_a_rank_that_joins_with_other_options_ends_alone(self):
@@ -500,7 +500,7 @@ class Rejoin(unittest.TestCase):
                 job.kill(rank)
                 job.revoke()
                 job.arguments = (*task, option, other)
-                job.resume()
+                job.go_on()
                 joined = job.of(rank)
                 job.until(lambda: joined.process.poll() is not None, "the end of the rank with other options")
                 self.assertEqual(joined.process.returncode, 1)
@@ -509,7 +509,7 @@ class Rejoin(unittest.TestCase):
                 job.kill(rank)
                 job.revoke()
                 job.arguments = task
-                job.resume()
+                job.go_on()
                 job.are_ready()
             self.assertEqual(weights(job.finish()), expected)
 
