@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -35,6 +36,18 @@ Result<> start_detached(Body body) {
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return outcome;
+}
+
+/// Runs `call` on a thread and waits for its result, at most for `time`, for a caller that cannot await. Only
+/// for calls that take microseconds unless a disk hangs. Returns nothing if the time is up, or no thread can
+/// be started; the call may still run, so it owns what it uses.
+template <class T>
+std::optional<T> run_briefly(std::function<T()> call, std::chrono::milliseconds time) {
+  const auto promise = std::make_shared<std::promise<T>>();
+  std::future<T> result = promise->get_future();
+  if (!start_detached([promise, call = std::move(call)] { promise->set_value(call()); })) return {};
+  if (result.wait_for(time) != std::future_status::ready) return {};
+  return result.get();
 }
 
 /// Runs calls that may block for minutes (a dead disk, a silent name server) in order on its own threads. The

@@ -2,10 +2,12 @@
 
 #include <elf.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +20,8 @@
 
 namespace ddp {
 namespace {
+
+std::array<bool, STDERR_FILENO + 1> filled{};
 
 /// Returns a part of `bytes`, or nothing when the part does not lie inside.
 std::optional<std::string_view> piece(std::string_view bytes, std::uint64_t offset, std::uint64_t size) {
@@ -119,6 +123,37 @@ std::string explain(int err, const std::string& file) {
 }
 
 }  // namespace
+
+void fill_standard_descriptors() {
+  // open returns the lowest free number. Like ordinary standard descriptors, it is not close-on-exec.
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+    if (fd >= 0 && fd <= STDERR_FILENO) filled[static_cast<std::size_t>(fd)] = true;
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) ::close(fd);
+}
+
+bool was_closed(int fd) {
+  return fd >= 0 && fd <= STDERR_FILENO && filled[static_cast<std::size_t>(fd)];
+}
+
+Result<> print_result(const std::string& text) {
+  if (was_closed(STDOUT_FILENO))
+    return Error{ErrorCode::kSystem, "cannot write the result: standard output is closed"};
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t count = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) {  // a process that shares the descriptor may have made it non-blocking
+      pollfd ready{STDOUT_FILENO, POLLOUT, 0};
+      ::poll(&ready, 1, -1);
+      continue;
+    }
+    if (count <= 0) return system_error(errno, "cannot write the result to standard output");
+    at += static_cast<std::size_t>(count);
+  }
+  return {};
+}
 
 std::string_view version() {
   return DDP_VERSION;

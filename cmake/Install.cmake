@@ -16,8 +16,8 @@ install(FILES configs/completion/_ddplaunch DESTINATION share/zsh/site-functions
 install(FILES configs/ddplaunchd.service DESTINATION lib/systemd/user)
 # As in the sources, so that the links between the pages work.
 install(FILES README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE DESTINATION share/doc/ddplaunch)
-install(DIRECTORY docs/users docs/developers docs/decisions docs/examples docs/man DESTINATION share/doc/ddplaunch/docs)
-install(FILES docs/README.md docs/third_party.md DESTINATION share/doc/ddplaunch/docs)
+install(DIRECTORY docs/users docs/developers docs/decisions docs/examples docs/man docs/skills DESTINATION share/doc/ddplaunch/docs)
+install(FILES docs/README.md docs/llms.txt docs/third_party.md DESTINATION share/doc/ddplaunch/docs)
 install(DIRECTORY configs DESTINATION share/doc/ddplaunch PATTERN completion EXCLUDE)
 # The distribution's statement for each linked library, and the texts of the licences to which they refer.
 foreach(package libssh-dev libssl-dev libyaml-cpp-dev zlib1g-dev libzstd-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev

@@ -25,12 +25,12 @@ rendezvous/worker_client            io    base rendezvous/worker
 
 remote/hosts                        core  base
 remote/bootstrap                    core  base
-remote/shells                       io    base remote/bootstrap remote/hosts
-remote/start                        io    base remote/bootstrap remote/shells
-remote/ssh                          io    base remote/bootstrap remote/hosts remote/shells remote/start
+remote/transports                       io    base remote/bootstrap remote/hosts
+remote/start                        io    base remote/bootstrap remote/transports
+remote/ssh                          io    base remote/bootstrap remote/hosts remote/transports remote/start
 
 launcher/job                        core  base remote/hosts rendezvous/membership rendezvous/protocol
-launcher/report                     core  base remote/hosts rendezvous/flight_recorder rendezvous/protocol
+launcher/report                     core  base remote/hosts rendezvous/flight_recorder rendezvous/protocol rendezvous/worker
 launcher/hang                       core  base launcher/report rendezvous/protocol
 launcher/lines                      core  base launcher/job
 launcher/supervisor                 core  base launcher/hang launcher/job launcher/report remote/hosts
@@ -39,19 +39,21 @@ launcher/agent_core                 core  base launcher/report rendezvous/protoc
 launcher/check                      core  base launcher/job launcher/report launcher/supervisor remote/hosts rendezvous/membership
                                           rendezvous/protocol
 launcher/keeper                     io    base
-launcher/inspection                 io    base launcher/hang launcher/keeper rendezvous/protocol
+launcher/inspection                 io    base launcher/hang launcher/keeper rendezvous/flight_recorder rendezvous/protocol
 launcher/agent                      io    base launcher/agent_core launcher/inspection launcher/job launcher/keeper launcher/report
                                           rendezvous/flight_recorder rendezvous/link rendezvous/protocol
                                           rendezvous/store rendezvous/store_tcp rendezvous/worker
 launcher/output                     io    base launcher/job launcher/lines remote/hosts rendezvous/protocol
-launcher/control                    io    base
+launcher/control                    io    base launcher/report remote/start rendezvous/link
+launcher/telemetry                  io    base launcher/report
 launcher/master                     io    base launcher/check launcher/control launcher/job launcher/keeper launcher/lines
-                                          launcher/output launcher/report launcher/supervisor remote/start rendezvous/link rendezvous/membership
+                                          launcher/output launcher/report launcher/supervisor launcher/telemetry remote/start rendezvous/link
+                                          rendezvous/membership
                                           rendezvous/protocol
-launcher/links                      io    base remote/bootstrap remote/shells remote/start rendezvous/link
+launcher/links                      io    base remote/bootstrap remote/transports remote/start rendezvous/link
 
 apps/options                        io    base
-apps/ddplaunch/options              io    apps/options base launcher/control launcher/job launcher/lines launcher/links remote/hosts
+apps/ddplaunch/options              io    apps/options base launcher/control launcher/job launcher/lines launcher/links launcher/report remote/hosts
 apps/ddplaunch/operate              io    apps/ddplaunch/options apps/options base launcher/control launcher/job launcher/keeper launcher/lines launcher/output launcher/report
 apps/ddplaunch                      io    base apps/ddplaunch/operate apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
                                           rendezvous/protocol
@@ -73,7 +75,8 @@ apps/train/collectives/cpu          io    base apps/train/collectives apps/train
 apps/train/gpu                      io    base apps/train/collectives apps/train/data apps/train/kernels/cpu apps/train/kernels/gpu
                                           apps/train/model
 apps/train/collectives/nccl         io    base apps/train/collectives apps/train/gpu
-apps/train/flight_recorder          io    base apps/train/collectives apps/train/collectives/schedule rendezvous/flight_recorder
+apps/train/flight_recorder          io    base apps/train/collectives apps/train/collectives/schedule apps/train/kernels/cpu
+                                          rendezvous/flight_recorder
 apps/train/options                  io    apps/options base apps/train/collectives apps/train/data apps/train/gpu apps/train/kernels/cpu
                                           apps/train/model apps/train/schedule
 apps/train/world                    io    base apps/train/collectives apps/train/collectives/cpu apps/train/collectives/nccl
@@ -83,18 +86,19 @@ apps/train/training                 io    base apps/train/checkpoint apps/train/
                                           apps/train/gpu apps/train/kernels/cpu apps/train/model apps/train/options
                                           apps/train/schedule apps/train/world rendezvous/worker rendezvous/worker_client
 apps/train/bench                    io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl
-                                          apps/train/gpu apps/train/kernels/cpu apps/train/options apps/train/training apps/train/world
+                                          apps/train/data apps/train/gpu apps/train/kernels/cpu apps/train/options apps/train/training
+                                          apps/train/world
 apps/train/health/checks            core  apps/train/bench apps/train/data apps/train/kernels/gpu base
-apps/train/health                   io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/data apps/train/gpu
-                                          apps/train/health/checks apps/train/kernels/cpu apps/train/kernels/gpu apps/train/options
+apps/train/health                   io    apps/ddplaunch_nvml apps/options base apps/train/bench apps/train/checkpoint apps/train/collectives apps/train/data
+                                           apps/train/gpu apps/train/health/checks apps/train/kernels/cpu apps/train/kernels/gpu apps/train/model apps/train/options
                                           apps/train/training apps/train/world
 apps/train                          io    base apps/train/*
 """
 # header                 rooms that include it; a library without a room is for tests, or is not used
 LIBRARIES = """
 boost/asio               base
-boost/beast              apps/ddplaunch/operate launcher/control
-boost/                   apps/ddplaunch/operate base launcher/control launcher/report remote/hosts rendezvous/protocol
+boost/beast              apps/ddplaunch/operate launcher/control launcher/telemetry
+boost/                   apps/ddplaunch/operate base launcher/control launcher/report launcher/telemetry remote/hosts rendezvous/protocol
 asio.hpp
 asio/
 catch2/
@@ -106,7 +110,7 @@ libssh/                  remote/ssh
 openssl/                 remote/ssh rendezvous/link
 yaml-cpp/                apps/ddplaunch/options
 CLI/                     apps/options
-nlohmann/                apps/ddplaunch/operate launcher/check launcher/control launcher/report rendezvous/flight_recorder rendezvous/worker apps/train/bench apps/train/checkpoint
+nlohmann/                apps/ddplaunch/operate launcher/check launcher/control launcher/report launcher/telemetry rendezvous/flight_recorder rendezvous/worker apps/train/bench apps/train/checkpoint
                          apps/train/health apps/train/training
 nccl.h                   apps/train/collectives/nccl
 """

@@ -14,15 +14,19 @@
 #include <vector>
 
 #include "apps/ddplaunch/commands.h"
+#include "base/child_process.h"
 #include "base/files.h"
+#include "base/program.h"
 #include "base/result.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_text.h"
+#include "launcher/check/time_limits.h"
+#include "launcher/control/history_files.h"
 #include "launcher/master/host_check.h"
 #include "launcher/report/exit_code.h"
-#include "remote/shells/command_shell.h"
+#include "remote/transports/command_transport.h"
 
 namespace ddp {
 namespace {
@@ -63,10 +67,10 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& tok
   DDP_TRY(make_room_for_nodes(job.spec));
   auto agent = DDP_TRY(choose_agent(job.spec));
   asio::io_context loop(1);
-  const auto remote = make_remote_shell(loop, job.spec, token,
-                                        [](const std::string& text) { say("ddplaunch: " + text + "\n"); });
+  const auto remote = make_transport(loop, job.spec, token,
+                                     [](const std::string& text) { say("ddplaunch: " + text + "\n"); });
   if (!remote) return remote.error();
-  remote::LocalShell local(loop.get_executor());
+  remote::LocalTransport local(loop.get_executor());
   remote::FanOutOptions options;
   options.argv = {agent.path, "--stdio"};
   options.ssh_localhost = job.spec.ssh_localhost;
@@ -125,10 +129,11 @@ class PassingDirectory {
   std::string path_;
 };
 
-Result<DeepRun> run_test(const RunJob& job, const GivenToken& token, DeepTest test) {
+Result<DeepRun> run_test(const RunJob& job, const GivenToken& token, DeepTest test,
+                         const launcher::CheckResult& result) {
   const PassingDirectory directory;
   if (directory.path().empty()) return system_error(errno, "make a directory for the files of the test");
-  const auto spec = launcher::deep_job(job.spec, test, directory.path() + "/job", job.min_busbw);
+  const auto spec = launcher::deep_job(job.spec, result, test, directory.path() + "/job", job.min_busbw);
   auto output = DDP_TRY(Captured::begin(STDOUT_FILENO));
   auto errors = Captured::begin(STDERR_FILENO);
   if (!errors) {
@@ -157,7 +162,7 @@ void add_test(const RunJob& job, const GivenToken& token, DeepTest test, launche
     std::fprintf(stderr, "ddplaunch: %s runs on %s\n", health ? "train health" : "train bench",
                  counted(result.nodes.size(), "host").c_str());
   }
-  const auto run = run_test(job, token, test);
+  const auto run = run_test(job, token, test, result);
   if (!run) {
     launcher::CheckDiagnostic diagnostic;
     diagnostic.item = health ? "health" : "collectives";
@@ -172,7 +177,11 @@ void add_test(const RunJob& job, const GivenToken& token, DeepTest test, launche
     return;
   }
   // The figures of an all-reduce are of use when all is well, too.
-  if (!health && !job.json && deep_has_result(*run)) std::fputs(deep_table(*run).c_str(), stdout);
+  if (!health && !job.json && deep_has_result(*run)) {
+    std::fputs(deep_table(*run).c_str(), stdout);
+    std::fflush(stdout);  // before the check's own result, which is written without a buffer
+  }
+  if (std::string tested = deep_tested(*run); !tested.empty()) result.tested.push_back(std::move(tested));
   add_diagnostics(diagnostics, deep_diagnostics(result, *run));
 }
 
@@ -198,6 +207,14 @@ int check(const RunJob& job, const GivenToken& token) {
   if (!asked) return fail(asked.error());
   launcher::CheckResult& result = *asked;
   std::vector<launcher::CheckDiagnostic> diagnostics = diagnose_nodes(job.spec, result);
+  add_diagnostics(diagnostics, history_diagnostics(job.spec, result, job.bad_record));
+  if (job.verb == Verb::kCheck) {
+    const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::system_clock::now().time_since_epoch());
+    const auto scheduler = launcher::scheduler_limits(launcher::split_env(own_environment()), now);
+    result.time_limits = launcher::time_limits(job.spec, scheduler);
+    add_diagnostics(diagnostics, time_limit_diagnostics(job.spec, scheduler));
+  }
   if (job.deep || job.collectives) check_deep(job, token, result, diagnostics);
   const std::string text = text_of(job, result, diagnostics);
   const Result<> printed = print_result(text);
@@ -206,6 +223,39 @@ int check(const RunJob& job, const GivenToken& token) {
   if (const std::string last = check_last_line(code, result, job.spec, diagnostics); !last.empty())
     std::fprintf(stderr, "ddplaunch: %s\n", last.c_str());
   return printed || code != 0 ? code : fail(printed.error());
+}
+
+int show_host_history(const RunJob& job) {
+  const std::string& directory = job.spec.host_history;
+  const auto now = std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now());
+  auto history = launcher::read_host_history(directory, now);
+  if (!history) return fail(history.error());
+  std::string lines;
+  for (const std::string& host : job.forget) {
+    const auto records = history->records();
+    if (std::ranges::count(records, host, &launcher::HostRecord::host) == 0)
+      return fail({ErrorCode::kUsage,
+                   "no failures of " + host + " in " + directory + "; ddplaunch hosts --history lists them"});
+    lines += launcher::forget_line(host, now);
+  }
+  if (const auto written = lines.empty() ? Result<>() : launcher::append_host_history(directory, lines);
+      !written)
+    return fail(written.error());
+  if (!lines.empty()) history = launcher::read_host_history(directory, now);
+  if (!history) return fail(history.error());
+  const auto records = history->records();
+  std::string text;
+  for (const std::string& host : job.forget) {
+    const auto left = std::ranges::find(records, host, &launcher::HostRecord::host);
+    if (left == records.end()) continue;
+    text += "ddplaunch: " + host + ": " + counted(left->kept, "failure") +
+            " of other users' jobs stay; the owner of " + directory + " and root can forget them\n";
+  }
+  say(text);
+  if (!job.history) return text.empty() ? 0 : kExitLeft;
+  const Result<> printed = print_result(job.json ? launcher::history_json(records, directory)
+                                                 : launcher::history_text(records, directory));
+  return printed ? 0 : fail(printed.error());
 }
 
 int clean(const RunJob& wanted, const GivenToken& token) {

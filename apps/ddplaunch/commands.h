@@ -13,10 +13,10 @@
 #include "launcher/check/check_result.h"
 #include "launcher/job/job_spec.h"
 #include "remote/bootstrap/bootstrap.h"
-#include "remote/shells/remote_shell.h"
 #include "remote/start/fan_out.h"
-#include "rendezvous/link/tcp_listener.h"
+#include "remote/transports/transport.h"
 #include "rendezvous/link/link_token.h"
+#include "rendezvous/link/tcp_listener.h"
 
 namespace ddp {
 
@@ -39,14 +39,14 @@ void take_signals();
 /// it before any thread or child starts.
 Result<> make_room_for_nodes(const launcher::JobSpec& spec);
 
-/// Receives a shell's lines for the user. It runs on the loop's thread, so it must not wait for their reader.
-/// May be empty.
+/// Receives a transport's lines for the user. It runs on the loop's thread, so it must not wait for their
+/// reader. May be empty.
 using UserNotifier = std::function<void(const std::string&)>;
 
-/// Makes the shell that reaches the job's hosts. kUsage with --launcher daemon: there is no valid token.
-Result<std::unique_ptr<remote::RemoteShell>> make_remote_shell(asio::io_context& loop,
-                                                               const launcher::JobSpec& spec,
-                                                               const GivenToken& given, UserNotifier notify);
+/// Makes the transport that reaches the job's hosts. kUsage with --launcher daemon: there is no valid token.
+Result<std::unique_ptr<remote::Transport>> make_transport(asio::io_context& loop,
+                                                          const launcher::JobSpec& spec,
+                                                          const GivenToken& given, UserNotifier notify);
 
 /// The agent that the nodes run.
 struct AgentChoice {
@@ -63,17 +63,18 @@ struct JoinListener {
   rendezvous::LinkToken token;
 };
 
-/// Makes the shell through which the master gets its nodes.
-Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
-                                                             const launcher::JobSpec& spec,
-                                                             JoinListener join_listener, UserNotifier notify);
+/// Makes the transport through which the master gets its nodes.
+Result<std::unique_ptr<remote::Transport>> make_join_transport(asio::io_context& loop,
+                                                               const launcher::JobSpec& spec,
+                                                               JoinListener join_listener,
+                                                               UserNotifier notify);
 
 /// Returns what to do where another job has the id of this one: in per-node mode it may be the same job, and
 /// this another node of it. Empty: the usual.
 std::string claim_advice(const launcher::JobSpec& spec);
 
-/// Runs a validated job in the foreground: shells, master, exit code (docs/users/exit_codes.md). `token` is
-/// from DDPLAUNCH_TOKEN, for daemons. `join_listener` is where nodes join in per-node mode; else null.
+/// Runs a validated job in the foreground: transports, master, exit code (docs/users/exit_codes.md). `token`
+/// is from DDPLAUNCH_TOKEN, for daemons. `join_listener` is where nodes join in per-node mode; else null.
 /// `registration`: where other processes find the job; null: they do not. `all_run` is called when all ranks
 /// run for the first time.
 int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener = nullptr,
@@ -91,6 +92,10 @@ int run_per_node(const RunJob& job, GivenToken given);
 /// `ddplaunch check` and `ddplaunch hosts`: queries all hosts, prints their answers to stdout, and returns
 /// the exit code (docs/users/check.md). It starts no worker and leaves no file.
 int check(const RunJob& job, const GivenToken& token);
+
+/// `ddplaunch hosts --history` and `--forget`: prints or changes the host history, contacts no host, and
+/// returns the exit code (docs/users/host_history.md).
+int show_host_history(const RunJob& job);
 
 /// `ddplaunch clean`: ends what is left of a job on its hosts, prints what was found there, and returns the
 /// exit code (docs/users/operate.md).

@@ -15,12 +15,13 @@
 #include "base/program.h"
 #include "launcher/control/control_socket.h"
 #include "launcher/control/job_registry.h"
+#include "launcher/control/metrics_server.h"
 #include "launcher/master/master.h"
 #include "launcher/output/job_dir.h"
 #include "launcher/output/output_file.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
-#include "remote/shells/command_shell.h"
+#include "remote/transports/command_transport.h"
 
 namespace ddp {
 namespace {
@@ -88,6 +89,7 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
 
 int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListener* join_listener,
            const launcher::JobRegistration* registration, std::function<void()> all_run) {
+  // The job gets what it needs on this machine: descriptors, the agent to send, an id, its directory.
   launcher::JobSpec spec = wanted;
   take_signals();
   if (const auto room = make_room_for_nodes(spec); !room) return fail(spec, room.error());
@@ -98,6 +100,25 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
   options.expected = agent->expected;
   options.bundle = agent->bundle;
   options.all_run = std::move(all_run);
+  if (registration != nullptr && !registration->metrics.address.empty()) {
+    const launcher::MetricsPlace& place = registration->metrics;
+    auto server = launcher::MetricsServer::listen(place.address, place.port);
+    if (!server) return fail(spec, within("--metrics-listen", server.error()));
+    options.metrics.emplace(std::move(*server));
+    options.metrics_linger = place.linger;
+  }
+  if (registration != nullptr) {
+    // The variable is often set for the workers, so a value that ddplaunch cannot use is no error.
+    auto otlp = launcher::OtlpTarget::read([](const char* name) {
+      const char* const value = std::getenv(name);
+      return std::string(value == nullptr ? "" : value);
+    });
+    if (!otlp)
+      options.warnings.push_back("note: " + otlp.error().text + "; ddplaunch sends no metrics there");
+    else if (!otlp->host.empty())
+      options.otlp = std::move(*otlp);
+  }
+  if (registration != nullptr) options.run = registration->name;
   // Before the directory is made: a second run of an id leaves nothing.
   const bool named = registration != nullptr && registration->claims_id;
   if (named) {
@@ -111,14 +132,15 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
     std::fprintf(stderr, "ddplaunch: %s\n", job_dir->note().c_str());
   if (!job_dir->warning().empty()) options.warnings.push_back(job_dir->warning());
 
+  // The way to reach its nodes, and the socket by which other processes find it.
   asio::io_context loop(1);
   launcher::Master* running_master = nullptr;  // no notice comes before the loop runs
   const UserNotifier notify = [&running_master](const std::string& text) {
     if (running_master != nullptr) running_master->note(text);
   };
   const auto remote = join_listener != nullptr
-                          ? make_join_shell(loop, spec, std::move(*join_listener), notify)
-                          : make_remote_shell(loop, spec, token, notify);
+                          ? make_join_transport(loop, spec, std::move(*join_listener), notify)
+                          : make_transport(loop, spec, token, notify);
   if (!remote) return fail(spec, remote.error());
   if (registration != nullptr) {
     auto claimed =
@@ -127,7 +149,8 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
     if (const auto made = make_findable(spec, *registration, options); !made && spec.verbose)
       std::fprintf(stderr, "ddplaunch: ddplaunch ps cannot show this job: %s\n", made.error().text.c_str());
   }
-  remote::LocalShell local(loop.get_executor());
+  // The master reaches the nodes, agrees with them on an attempt, runs it, and reports.
+  remote::LocalTransport local(loop.get_executor());
   launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));
   running_master = &master;
   const int code = master.run();

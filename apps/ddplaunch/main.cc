@@ -12,7 +12,7 @@
 #include "apps/ddplaunch/commands.h"
 #include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/options.h"
-#include "base/unique_fd.h"
+#include "base/program.h"
 #include "launcher/master/user_signals.h"
 #include "rendezvous/link/link_token.h"
 
@@ -39,6 +39,8 @@ void show_notes(const std::vector<std::string>& notes) {
 
 int run(const ddp::RunJob& job, ddp::GivenToken token) {
   if (!job.spec.quiet) show_notes(job.notes);
+  if (job.history || !job.forget.empty()) return ddp::show_host_history(job);
+  // The job: of one ddplaunch per node, only tested or printed, or run here or detached.
   if (job.verb == ddp::Verb::kRun && !job.detach)
     ddp::launcher::part_from_shell([&token] { token = ddp::rendezvous::LinkToken{}; });
   if (job.spec.per_node) return ddp::run_per_node(job, std::move(token));
@@ -53,6 +55,7 @@ int run(int argc, char** argv) {
   ddp::fill_standard_descriptors();
   // Take the token before the environment is copied or a child is started.
   ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
+  // Options: a verb about jobs that exist has its own; else a job, a text to print, or all errors.
   const std::vector<std::string> args(argv + 1, argv + argc);
   const ddp::ProcessContext context = ddp::read_process_context();
   if (const ddp::VerbRow* verb = ddp::find_verb(args); verb != nullptr && !verb->is_about_new_job()) {

@@ -36,7 +36,7 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/keeper/keeper.h"
 #include "launcher/links/daemon.h"
-#include "launcher/links/join_shell.h"
+#include "launcher/links/join_transport.h"
 #include "launcher/report/exit_code.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/net_choice.h"
@@ -369,7 +369,8 @@ struct Joining {
 
 Result<std::unique_ptr<ByteStream>> join_master(asio::io_context& loop, const JobSpec& spec,
                                                 const rendezvous::LinkGoal& goal,
-                                                const launcher::KeeperLink& keeper, asio::signal_set& stop) {
+                                                const launcher::KeeperSocket& keeper,
+                                                asio::signal_set& stop) {
   remote::Resolver resolver(loop.get_executor(), "give all nodes another --master-addr");
   const rendezvous::Resolve resolve = launcher::resolve_by(resolver, kLookUpTime);
   asio::posix::stream_descriptor keeper_fd(loop, ::fcntl(keeper.watch_fd(), F_DUPFD_CLOEXEC, 0));
@@ -430,7 +431,7 @@ Error with_holder(Error error, const launcher::PerNode& node) {
   return error;
 }
 
-int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::KeeperLink& keeper) {
+int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::KeeperSocket& keeper) {
   take_signals();
   raise_nofile();  // three descriptors for each worker
   asio::io_context loop(1);
@@ -481,11 +482,11 @@ std::string claim_advice(const launcher::JobSpec& spec) {
          "; if this is another job, choose another --job-id";
 }
 
-Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
-                                                             const launcher::JobSpec& spec,
-                                                             JoinListener join_listener,
-                                                             UserNotifier notify) {
-  launcher::JoinShell::Options options;
+Result<std::unique_ptr<remote::Transport>> make_join_transport(asio::io_context& loop,
+                                                               const launcher::JobSpec& spec,
+                                                               JoinListener join_listener,
+                                                               UserNotifier notify) {
+  launcher::JoinTransport::Options options;
   options.port.listener = std::move(join_listener.listener);
   options.port.token = std::move(join_listener.token);
   options.port.job = spec.per_node->link_job;
@@ -498,8 +499,8 @@ Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& l
     options.reach =
         " (only this machine reaches it: nodes elsewhere need its name or address as --master-addr)";
   if (!spec.quiet) options.port.on_note = std::move(notify);
-  auto shell = DDP_TRY(launcher::JoinShell::make(loop.get_executor(), std::move(options)));
-  return std::unique_ptr<remote::RemoteShell>(std::move(shell));
+  auto transport = DDP_TRY(launcher::JoinTransport::make(loop.get_executor(), std::move(options)));
+  return std::unique_ptr<remote::Transport>(std::move(transport));
 }
 
 int run_per_node(const RunJob& job, GivenToken given) {
@@ -526,7 +527,7 @@ int run_per_node(const RunJob& job, GivenToken given) {
     token = rendezvous::LinkToken{};
   };
   return launcher::run_keeper(options,
-                              [&](launcher::KeeperLink& keeper) { return run_node(spec, *token, keeper); });
+                              [&](launcher::KeeperSocket& keeper) { return run_node(spec, *token, keeper); });
 }
 
 }  // namespace ddp

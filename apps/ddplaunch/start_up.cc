@@ -20,8 +20,8 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/links/daemon.h"
 #include "launcher/report/exit_code.h"
-#include "remote/shells/command_shell.h"
-#include "remote/ssh/ssh_shell.h"
+#include "remote/ssh/ssh_transport.h"
+#include "remote/transports/command_transport.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp {
@@ -98,11 +98,11 @@ Result<> make_room_for_nodes(const launcher::JobSpec& spec) {
 
 namespace {
 
-using Shell = std::unique_ptr<remote::RemoteShell>;
+using OwnTransport = std::unique_ptr<remote::Transport>;
 
-Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec& spec,
-                                const GivenToken& given) {
-  launcher::DaemonShell::Options options;
+Result<OwnTransport> make_daemon_transport(asio::io_context& loop, const launcher::JobSpec& spec,
+                                           const GivenToken& given) {
+  launcher::DaemonTransport::Options options;
   auto token = rendezvous::find_daemon_token(spec.token_file, given);
   if (!token) return within("--launcher daemon", token.error());
   options.token = std::move(*token);
@@ -110,31 +110,31 @@ Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec&
   options.hello = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
   if (spec.daemon_port != 0) options.port = spec.daemon_port;
   DDP_TRY(rendezvous::secure_context());
-  return Shell(std::make_unique<launcher::DaemonShell>(loop.get_executor(), std::move(options)));
+  return OwnTransport(std::make_unique<launcher::DaemonTransport>(loop.get_executor(), std::move(options)));
 }
 
 }  // namespace
 
-Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec,
-                                const GivenToken& given, UserNotifier notify) {
-  if (spec.launcher == launcher::LauncherKind::kDaemon) return make_daemon_shell(loop, spec, given);
+Result<OwnTransport> make_transport(asio::io_context& loop, const launcher::JobSpec& spec,
+                                    const GivenToken& given, UserNotifier notify) {
+  if (spec.launcher == launcher::LauncherKind::kDaemon) return make_daemon_transport(loop, spec, given);
   if (!spec.ssh_command.empty()) {
-    return Shell(std::make_unique<remote::CommandShell>(
+    return OwnTransport(std::make_unique<remote::CommandTransport>(
         loop.get_executor(),
-        remote::CommandShellOptions{spec.ssh_command, spec.ssh_config, spec.accept_new_host_keys}));
+        remote::CommandTransportOptions{spec.ssh_command, spec.ssh_config, spec.accept_new_host_keys}));
   }
   if (spec.launcher == launcher::LauncherKind::kLocal) {
-    return Shell(std::make_unique<remote::LocalShell>(loop.get_executor()));
+    return OwnTransport(std::make_unique<remote::LocalTransport>(loop.get_executor()));
   }
   if (spec.launcher == launcher::LauncherKind::kSlurm) {
-    return Shell(std::make_unique<remote::SrunShell>(loop.get_executor()));
+    return OwnTransport(std::make_unique<remote::SrunTransport>(loop.get_executor()));
   }
-  remote::SshShellOptions options;
+  remote::SshTransportOptions options;
   options.config = spec.ssh_config;
   options.accept_new_host_keys = spec.accept_new_host_keys;
   if (spec.verbose) options.detail = notify;
   if (!spec.quiet) options.notice = std::move(notify);
-  return Shell(std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options)));
+  return OwnTransport(std::make_unique<remote::SshTransport>(loop.get_executor(), std::move(options)));
 }
 
 Result<AgentChoice> choose_agent(const launcher::JobSpec& spec) {

@@ -14,7 +14,6 @@
 #include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "launcher/links/daemon.h"
 #include "rendezvous/link/link_token.h"
 

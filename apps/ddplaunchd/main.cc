@@ -26,8 +26,8 @@
 #include "launcher/agent/agent.h"
 #include "launcher/keeper/keeper.h"
 #include "remote/bootstrap/bootstrap.h"
-#include "rendezvous/protocol/message.h"
 #include "rendezvous/link/link_token.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp {
 namespace {
@@ -137,7 +137,7 @@ int fail(const Error& error) {
 /// Runs the agent of one job over this process's stdin and stdout (docs/developers/protocol.md, Bootstrap).
 /// Returns the exit code. It runs in the process that the keeper forked, where no thread exists yet and
 /// threads may start.
-int run_stdio_agent(launcher::KeeperLink& keeper) {
+int run_stdio_agent(launcher::KeeperSocket& keeper) {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // a write then fails with EFBIG; no own file is worth ending the job
   raise_nofile();              // three descriptors for each worker

@@ -524,7 +524,9 @@ std::string OptionTable::help_of(const std::string& names, bool brief) const {
   std::string text;
   for (const std::string& name : split_names(names)) {
     Option option = *find(name);
-    option.only_with = {};
+    const auto& needed = option.only_with.others;
+    if (brief || (!needed.empty() && !needed.front().starts_with('-')))
+      option.only_with = {};  // it holds here
     if (brief) {
       option.help.resize(std::min(
           {option.help.size(), option.help.find("; "), option.help.find(" ("), option.help.find(": ")}));

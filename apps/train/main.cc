@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,12 +11,11 @@
 #include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/health/health.h"
 #include "apps/train/options/options.h"
-#include "apps/train/training/rejoin.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
 #include "apps/train/world/world.h"
-#include "base/unique_fd.h"
+#include "base/program.h"
 
 namespace {
 
@@ -89,9 +89,15 @@ int run(int argc, char** argv) {
   // A rank that could not read the data reports it together with the others, which cannot read it either.
   if (auto shared = data.share(*world->communicator, *environment); !shared) return fail(shared.error().text);
   if (environment->rank == 0 && !data.line().empty()) print_out("%s\n", data.line().c_str());
-  const auto trained =
-      run_training(options, {world->communicator.get(), world->node.get(), world->between.get()},
-                   data.split(), environment->control);
+  Communicator& ranks = *world->communicator;
+  if (auto agreed = agree_on_epochs(ranks, 0, data.split().training.size(), false, options); !agreed)
+    return fail(agreed.error().text);
+  if (environment->rank == 0 && options.epochs > 1 && options.keeps_steps)
+    print_out("%d epochs, so that each rank makes at least 150 steps\n", options.epochs);
+  const auto last_line = [&] { return tested_line(*environment, ranks, options.device, world->backend); };
+  const TrainingAttempt attempt{
+      {&ranks, world->node.get(), world->between.get()}, std::nullopt, {}, last_line};
+  const auto trained = run_training(options, attempt, data.split(), environment->control);
   return trained ? 0 : fail(trained.error().text);
 }
 
@@ -108,6 +114,7 @@ int main(int argc, char** argv) try {
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond a file's size limit must fail, not end the program,
   std::signal(SIGPIPE, SIG_IGN);  // and so must a write into a pipe without a reader
   const int exit_code = ddp::train::exit_code_after_printing(run(argc, argv));
+  ddp::train::report_nccl_warnings();
   if (exit_may_hang()) std::_Exit(exit_code);
   return exit_code;
 } catch (const std::exception& error) {

@@ -25,7 +25,8 @@ constexpr std::chrono::milliseconds kSlowDisk{60'000};
 
 }  // namespace
 
-Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options)
+Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperSocket& keeper,
+             Options options)
     : loop_(loop),
       options_(std::move(options)),
       keeper_(keeper),
@@ -47,6 +48,8 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
           [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; }),
       steps_timer_(loop),
       queries_(loop.get_executor(), [this](const rendezvous::QueryAnswer& answer) { link_.send(answer); }),
+      usage_(loop.get_executor(), options_.directory,
+             [this](const rendezvous::NodeSample& sample) { link_.send(sample); }),
       evidence_(loop.get_executor(), disk_),
       tick_(loop),
       keeper_fd_(loop),
@@ -160,7 +163,7 @@ void Agent::handle(const rendezvous::Query& message) {
   }
   NodeQueries::Leaders leaders;
   for (const auto& [local, process] : core_.processes().all())
-    leaders[rank_of(local)] = process.pid;
+    leaders[rank_of(local)] = inspected(local, process.pid);
   queries_.start(message, std::move(leaders));
 }
 
@@ -184,7 +187,7 @@ void Agent::accept(const rendezvous::JobStart& order, NodeJob job, bool predeces
   credit_.start(order.credit);
   tree_.set_job(order.job_id);
   runs_setup_ = !order.setup.empty();
-  hang_monitor_.set_timeout(std::chrono::milliseconds(order.hang_timeout_ms));
+  hang_monitor_.set_timeout(std::chrono::milliseconds(order.activity_timeout_ms));
   stop_leaders_ = order.stop_leaders;
   feed(node::JobAccepted{order.local});
   link_.send(accepted);
@@ -238,21 +241,19 @@ Awaitable<> Agent::go_down() {
 
 /// The keeper has no sockets to remove once the last worker has ended.
 void Agent::remove_sockets() {
-  if (!worker_link_) return;
-  const std::string directory = worker_link_->directory();
-  worker_link_.reset();
+  if (!worker_listener_) return;
+  const std::string directory = worker_listener_->directory();
+  worker_listener_.reset();
   // The keeper removes a directory that this process could not remove.
   if (::access(directory.c_str(), F_OK) != 0 && errno == ENOENT) keeper_.set_directory({});
 }
 
 /// Orphans of workers would stay zombies otherwise. A worker that is being started is not a known child.
 void Agent::reap_orphans() {
-  if (!core_.running() || !group_ || group_->starting()) return;
+  if (!core_.running() || !group_ || group_->starting() || usage_.starting()) return;
   std::vector<pid_t> others_reap = group_->pids();
-  const std::vector<pid_t> tools = hang_monitor_.pids();
-  const std::vector<pid_t> queried = queries_.pids();
-  others_reap.insert(others_reap.end(), tools.begin(), tools.end());
-  others_reap.insert(others_reap.end(), queried.begin(), queried.end());
+  for (const std::vector<pid_t>& pids : {hang_monitor_.pids(), queries_.pids(), usage_.pids()})
+    others_reap.insert(others_reap.end(), pids.begin(), pids.end());
   reap_adopted(others_reap);
 }
 

@@ -23,8 +23,9 @@
 #include "launcher/agent/node_facts.h"
 #include "launcher/agent/node_job.h"
 #include "launcher/agent/node_store.h"
+#include "launcher/agent/usage_sampler.h"
 #include "launcher/agent/worker_group.h"
-#include "launcher/agent/worker_link.h"
+#include "launcher/agent/worker_listener.h"
 #include "launcher/agent/worker_pipes.h"
 #include "launcher/agent_core/agent_core.h"
 #include "launcher/inspection/hang_monitor.h"
@@ -46,7 +47,7 @@ namespace ddp::launcher {
 class NodeQueries {
  public:
   using SendAnswer = std::function<void(const rendezvous::QueryAnswer&)>;
-  using Leaders = std::map<std::uint32_t, pid_t>;  ///< the live ranks
+  using Leaders = InspectedWorkers;  ///< the live ranks
 
   static constexpr std::size_t kMostQueries = 8;
   static constexpr std::size_t kCommandText = 1u << 20;  ///< bytes of a command's output; the rest is dropped
@@ -94,7 +95,7 @@ inline std::uint64_t clock_ns() {
 /// ends with that link. AgentCore decides; this class is its driver: it passes the master's messages and what
 /// the workers do to the core, and carries out what the core decides. JobPreparation acts before the workers,
 /// WorkerGroup starts and ends them. One loop thread.
-class Agent final : public WorkerEvents, public WorkerLinkEvents {
+class Agent final : public WorkerEvents, public WorkerMessageEvents {
  public:
   struct Options {
     std::string directory;  ///< directory of this program and of `train`
@@ -104,7 +105,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   };
 
   /// `stream` is the control link after the hello line. `keeper` must outlive the agent.
-  Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options);
+  Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperSocket& keeper, Options options);
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
@@ -137,7 +138,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void perform(const node::PrepareAttempt& action);
   void perform(const node::StartWorkers& action);
   void perform(const node::OrderAttempt& action);
-  void perform(const node::OrderLeave& action) { worker_link_->revoke(action.local, action.order); }
+  void perform(const node::OrderLeave& action) { worker_listener_->revoke(action.local, action.order); }
   void perform(const node::TerminateWorker& action) { group_->terminate(action.local); }
   void perform(const node::KillWorker& action) { group_->kill(action.local); }
   void perform(const node::KillLeftovers& action) { revoke_tasks_.start(kill_leftovers(action.locals)); }
@@ -198,6 +199,8 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   // ---- an attempt
   void note_setup_helpers();
   std::vector<WorkerSockets> expect_workers(std::uint32_t count);
+  std::string python_hook();
+  InspectedWorker inspected(std::uint32_t local, pid_t pid) const;
   Awaitable<> watch_workers();
   Awaitable<> kill_leftovers(std::vector<std::uint32_t> locals);
   Awaitable<> read_output();
@@ -206,12 +209,14 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   Awaitable<> clean_up();
   Awaitable<> collect_evidence();
   void report_collectives();
+  std::string take_worker_end(std::uint32_t local, const ExitStatus& status);
+  void report_last_collectives(std::uint32_t local, const std::string& record);
   void send_steps();
   std::uint32_t rank_of(std::uint32_t local) const { return core_.attempt().first_rank + local; }
 
   asio::io_context& loop_;
   Options options_;
-  KeeperLink& keeper_;
+  KeeperSocket& keeper_;
   rendezvous::Connection link_;
   AgentCore core_;
   std::deque<node::Action> actions_;  ///< decided, but not carried out
@@ -222,20 +227,22 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   std::optional<NodeJob> job_;
   OutputCredit credit_;
   WorkerStdin stdin_;
-  std::unique_ptr<WorkerGroup> group_;       ///< null before the first attempt
-  std::vector<WorkerSpec> prepared_;         ///< the workers that StartWorkers starts
-  std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
-  TaskGroup revoke_tasks_;                   ///< tasks that use the workers and are no part of their end
+  std::unique_ptr<WorkerGroup> group_;               ///< null before the first attempt
+  std::vector<WorkerSpec> prepared_;                 ///< the workers that StartWorkers starts
+  std::unique_ptr<WorkerListener> worker_listener_;  ///< null: it could not be made
+  TaskGroup revoke_tasks_;  ///< tasks that use the workers and are no part of their end
   AttemptTree tree_;
   HangMonitor hang_monitor_;
   std::map<std::uint32_t, rendezvous::WorkerStep> new_steps_;  ///< by rank: not yet sent to the master
   std::map<std::uint32_t, StepTimer> step_timers_;             ///< by rank, of this attempt
   asio::steady_timer steps_timer_;                             ///< runs while there are any
   NodeQueries queries_;
+  UsageSampler usage_;
   EvidenceCollector evidence_;
   FlightRecorderBoard collectives_;
   bool stop_leaders_ = false;               ///< JobStart::stop_leaders
   bool runs_setup_ = false;                 ///< the job has scripts of --setup
+  bool directory_hangs_ = false;            ///< the disk of the private directory did not answer once
   std::vector<ProcessInfo> setup_helpers_;  ///< programs that they left, until the user knows of their end
   bool down_ = false;                       ///< all workers have ended; only the last messages remain
   asio::steady_timer tick_;

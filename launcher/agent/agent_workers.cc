@@ -9,15 +9,20 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
 
 #include "base/crypto.h"
+#include "base/files.h"
 #include "base/text.h"
+#include "launcher/agent/python_hook.h"
+#include "launcher/inspection/worker_server.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/report/exit_code.h"
+#include "launcher/report/root_cause.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
@@ -28,6 +33,9 @@ using Clock = std::chrono::steady_clock;
 /// The time to reap ended workers and read their output, even if their children hold the pipes.
 constexpr std::chrono::milliseconds kSettleTime{1'000};
 constexpr std::chrono::seconds kStepsEvery{1};
+/// A disk that hangs costs this once, and heartbeats may be this much late. A thread of a busy machine may
+/// not run for a while.
+constexpr std::chrono::milliseconds kWorkerEndTime{500};
 /// The master gets so much of a phase, which is a short text.
 constexpr std::size_t kPhaseBytes = 64;
 constexpr std::size_t kRanksPerMessage = 256;  ///< with phases of kMaxPhase they fit into kMaxAgentFrame
@@ -62,6 +70,26 @@ std::string value_of(const std::vector<std::string>& env, const std::string& nam
   return found == env.end() ? "" : found->substr(name.size() + 1);
 }
 
+/// Returns the GPUs that the workers may use, as indices; empty: all of the node, or not known.
+std::vector<std::uint32_t> gpus_of(const std::vector<WorkerSpec>& workers) {
+  std::vector<std::uint32_t> all;
+  for (const WorkerSpec& worker : workers) {
+    const std::vector<std::uint32_t> own = device_numbers(value_of(worker.env, "CUDA_VISIBLE_DEVICES"));
+    if (own.empty()) return {};
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+/// Returns the environment for a tool that needs the libraries of the workers, and is none of them.
+std::vector<std::string> tool_env(std::vector<std::string> env) {
+  std::erase_if(env, [](const std::string& entry) {
+    return entry.starts_with("DDPLAUNCH_") || entry.starts_with("LOCAL_RANK=") ||
+           entry.starts_with("LD_PRELOAD=");
+  });
+  return env;
+}
+
 /// A shell of this machine enters the directory and searches for the program, since the loop must not wait
 /// for their disk.
 ChildSpec child_of(const WorkerSpec& worker, const std::vector<std::string>& argv, const TreeScope& tree) {
@@ -70,6 +98,9 @@ ChildSpec child_of(const WorkerSpec& worker, const std::vector<std::string>& arg
   child.argv = {"sh", "-c", "cd -- \"$0\" && exec \"$@\"", worker.cwd.empty() ? "." : worker.cwd};
   child.argv.insert(child.argv.end(), argv.begin(), argv.end());
   child.env = worker.env;
+  // The hook of another Python program would take the worker's place at this socket.
+  std::erase_if(child.env,
+                [](const std::string& entry) { return entry.starts_with("DDPLAUNCH_DIAGNOSIS="); });
   if (tree.cgroup) {
     child.cgroup = tree.cgroup->directory();
     child.cgroup_procs = tree.cgroup->procs();
@@ -91,7 +122,9 @@ void Agent::handle(const rendezvous::Credit& message) {
 }
 
 void Agent::handle(const rendezvous::Inspect& message) {
-  if (core_.running()) hang_monitor_.inspect(message);
+  if (!core_.running()) return;
+  report_collectives();
+  hang_monitor_.inspect(message);
 }
 
 // ---- an attempt begins
@@ -127,8 +160,9 @@ void Agent::perform(const node::PrepareAttempt& action) {
   steps_timer_.cancel();
   if (auto board = collectives_.make_room(spawn.local_world_size); !board)
     link_.send(rendezvous::Notice{"desync analysis is not available: " + board.error().text, true});
-  auto workers = job_->workers(spawn, static_cast<int>(options_.facts.cores), make_error_prefix(),
-                               expect_workers(spawn.local_world_size), collectives_.path());
+  const std::vector<WorkerSockets> sockets = expect_workers(spawn.local_world_size);
+  auto workers = job_->workers(spawn, static_cast<int>(options_.facts.cores), make_error_prefix(), sockets,
+                               collectives_.path(), python_hook());
   const Result<> room = room_for_workers(spawn.local_world_size);
   if (!workers || !room) return feed(node::AttemptImpossible{workers ? room.error() : workers.error()});
   if (workers->omp_threads && spawn.node_rank == 0 && spawn.attempt == 0) {
@@ -144,11 +178,15 @@ void Agent::perform(const node::PrepareAttempt& action) {
   }
   prepared_ = std::move(workers->specs);
   queries_.begin(spawn.first_rank, prepared_, tree_.scope());
-  if (!prepared_.empty()) hang_monitor_.begin(spawn.attempt, prepared_.front().env);
+  if (!prepared_.empty()) {
+    hang_monitor_.begin(spawn.attempt, spawn.world_size, prepared_.front().env);
+    usage_.begin(tree_.scope().cgroup ? tree_.scope().cgroup->path() : "", tool_env(prepared_.front().env),
+                 gpus_of(prepared_), options_.facts.hello.gpus > 0);
+  }
   for (WorkerSpec& worker : prepared_)
     worker.tracer = ::getpid();  // gdb and py-spy will be our children
   for (const auto& [local, process] : survivors.all())
-    hang_monitor_.worker_started(rank_of(local), process.pid);
+    hang_monitor_.worker_started(rank_of(local), inspected(local, process.pid));
   std::erase_if(prepared_, [&](const WorkerSpec& spec) { return survivors.is_alive(spec.rank); });
   feed(node::AttemptPrepared{});
 }
@@ -156,26 +194,39 @@ void Agent::perform(const node::PrepareAttempt& action) {
 /// Makes sockets for the workers that will be started; survivors keep theirs.
 std::vector<WorkerSockets> Agent::expect_workers(std::uint32_t count) {
   std::vector<WorkerSockets> sockets(count);
-  if (!worker_link_) {
-    worker_link_ = std::make_unique<WorkerLink>(loop_.get_executor(), *this);
+  if (!worker_listener_) {
+    worker_listener_ = std::make_unique<WorkerListener>(loop_.get_executor(), *this);
     const char* base = std::getenv("TMPDIR");
-    if (auto made = worker_link_->open(base != nullptr ? base : ""); !made) {
+    if (auto made = worker_listener_->open(base != nullptr ? base : ""); !made) {
       link_.send(rendezvous::Notice{
           "the workers get no DDPLAUNCH_CONTROL and DDPLAUNCH_METRICS: " + made.error().text, true});
-      worker_link_.reset();
+      worker_listener_.reset();
       return {};
     }
-    keeper_.set_directory(worker_link_->directory());
+    keeper_.set_directory(worker_listener_->directory());
   }
   for (std::uint32_t local = 0; local < count; ++local) {
     if (core_.processes().is_alive(local)) continue;
-    if (auto made = worker_link_->expect(local)) sockets[local] = std::move(*made);
+    if (auto made = worker_listener_->expect(local)) sockets[local] = std::move(*made);
   }
   return sockets;
 }
 
+/// Returns the directory of the hook for Python workers, or nothing if they get none.
+std::string Agent::python_hook() {
+  if (!worker_listener_ || !job_->wants_python_hook()) return {};
+  const auto written = write_python_hook(worker_listener_->directory());
+  if (written) return worker_listener_->directory();
+  link_.send(rendezvous::Notice{"PyTorch's worker server is not available: " + written.error().text, true});
+  return {};
+}
+
+InspectedWorker Agent::inspected(std::uint32_t local, pid_t pid) const {
+  return {pid, worker_listener_ ? worker_listener_->server(local) : ""};
+}
+
 void Agent::perform(const node::OrderAttempt& action) {
-  if (worker_link_) worker_link_->begin(action.local, action.order);
+  if (worker_listener_) worker_listener_->begin(action.local, action.order);
 }
 
 void Agent::perform(const node::StartWorkers&) {
@@ -203,8 +254,10 @@ Awaitable<> Agent::read_output() {
 Awaitable<> Agent::stop_tools() {
   hang_monitor_.stop();
   queries_.stop();
+  usage_.stop();
   co_await hang_monitor_.idle();
   co_await queries_.idle();
+  co_await usage_.idle();
 }
 
 Awaitable<> Agent::report_losses() {
@@ -220,7 +273,8 @@ void Agent::perform(const node::StopWorkers& action) {
   const std::chrono::milliseconds grace(action.order.grace_ms);
   hang_monitor_.stop();
   queries_.stop();
-  if (worker_link_) worker_link_->stop(action.order);
+  usage_.stop();
+  if (worker_listener_) worker_listener_->stop(action.order);
   group_->resume_output();  // output from here on is part of the workers' last attempt
   group_->stop(grace, action.signal);
   evidence_.kills_from(WorkerGroup::Clock::now() + grace);
@@ -253,8 +307,8 @@ Awaitable<> Agent::collect_evidence() {
   co_await evidence_.collect(std::move(send));
 }
 
-/// Reports the collectives of a failed attempt. The master compares them and names the rank for which the
-/// others waited.
+/// Reports the collectives of `train`. The master compares them and names the rank for which the others
+/// wait.
 void Agent::report_collectives() {
   const rendezvous::Spawn& attempt = core_.attempt();
   for (std::uint32_t local = 0; local < attempt.local_world_size; ++local) {
@@ -268,9 +322,9 @@ void Agent::report_collectives() {
 
 void Agent::worker_started(std::uint32_t local, pid_t pid) {
   feed(node::WorkerStarted{local, static_cast<std::uint32_t>(pid), clock_ns()});
-  if (worker_link_) worker_link_->started(local);
+  if (worker_listener_) worker_listener_->started(local);
   evidence_.worker_started(pid);
-  hang_monitor_.worker_started(rank_of(local), pid);
+  hang_monitor_.worker_started(rank_of(local), inspected(local, pid));
 }
 
 void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
@@ -294,8 +348,51 @@ void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& stat
   if (core_.processes().killed(local) == nullptr) evidence_.worker_ended(rank_of(local), pid, status);
   hang_monitor_.worker_ended(rank_of(local));
   send_steps();
-  if (worker_link_) worker_link_->forget(local);
+  const std::string end = take_worker_end(local, status);
+  const std::string exception = end.substr(0, end.find('\n'));
+  // PyTorch's watchdog aborts; exceptions are in the file.
+  exited.gave_up = !end.empty() && (status.kind == ExitStatus::Kind::kSignaled || is_echo(exception));
+  const bool gave_up = exited.gave_up;
+  // The master forgets what it knew of collectives when it hears of the end.
   feed(node::WorkerExited{local, std::move(exited)});
+  if (gave_up) report_last_collectives(local, end.substr(std::min(end.size(), exception.size() + 1)));
+  if (worker_listener_) worker_listener_->forget(local);
+}
+
+/// Returns and removes what the hook has left of a worker that failed: an exception, a line feed, and
+/// PyTorch's record; a line feed alone for an abort of a worker with a server. Empty: nothing is known. It
+/// must be known before the end is reported, and the file is on a disk of this machine, which may hang.
+std::string Agent::take_worker_end(std::uint32_t local, const ExitStatus& status) {
+  const bool aborted = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGABRT;
+  const bool failed = status.kind == ExitStatus::Kind::kExited && status.number != 0;
+  const std::string server = inspected(local, 0).server;
+  if (server.empty() || !(aborted || failed) || directory_hangs_) return {};
+  const std::function<std::string()> read = [server, aborted]() -> std::string {
+    if (::access(server.c_str(), F_OK) != 0) return {};  // the hook has made no server
+    const std::string path = server + std::string(kWorkerEndFile);
+    std::string text = read_start(path, kRecordBytes);
+    ::unlink(path.c_str());
+    return text.empty() && aborted ? "\n" : text;
+  };
+  const auto end = run_briefly(read, kWorkerEndTime);
+  directory_hangs_ = !end;
+  return end.value_or("");
+}
+
+/// `record`: PyTorch's JSON.
+void Agent::report_last_collectives(std::uint32_t local, const std::string& record) {
+  if (record.empty()) return;
+  rendezvous::TorchAnswers answers;
+  answers.record = record;
+  answers.gave_up = true;
+  rendezvous::FlightRecorderDump dump;
+  dump.rank = static_cast<int>(rank_of(local));
+  dump.world_size = static_cast<int>(core_.attempt().world_size);
+  dump.attempt = core_.attempt().attempt;
+  dump.taken = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  const auto read = read_torch_answers(answers, dump, rendezvous::kFinishedReported, rendezvous::kReported);
+  if (read && !read->groups.empty())
+    link_.send(rendezvous::WorkerCollectives{dump.attempt, rank_of(local), dump_text(*read)});
 }
 
 void Agent::worker_not_started(std::uint32_t local, const Error& error) {
@@ -352,12 +449,13 @@ void Agent::worker_reported(std::uint32_t local, const rendezvous::WorkerStep& s
 void Agent::send_steps() {
   if (new_steps_.empty()) return;
   steps_timer_.cancel();
-  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}, {}, {}, {}, {}, {}};
+  rendezvous::WorkerSteps message{core_.attempt().attempt, {}, {}, {}, {}, {}, {}, {}, {}};
   StepDurations durations;
   const auto send = [&] {
-    message.durations.assign(durations.counts.begin(), durations.counts.end());
+    for (const auto& [bucket, steps] : durations.counts)
+      message.durations.insert(message.durations.end(), {bucket, steps});
     link_.send(message);
-    message = {message.attempt, {}, {}, {}, {}, {}, {}, {}};
+    message = {message.attempt, {}, {}, {}, {}, {}, {}, {}, {}};
     durations = {};
   };
   for (const auto& [rank, report] : std::exchange(new_steps_, {})) {
@@ -365,6 +463,7 @@ void Agent::send_steps() {
     durations.add(measured);
     message.counts.push_back(measured.steps());
     message.seconds.push_back(std::bit_cast<std::uint64_t>(measured.seconds));
+    message.waits.push_back(std::bit_cast<std::uint64_t>(measured.waited));
     message.ranks.push_back(rank);
     message.steps.push_back(report.step);
     message.phases.push_back(report.phase);

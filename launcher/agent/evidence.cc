@@ -22,10 +22,6 @@ namespace {
 
 using rendezvous::FlightRecorderMemory;
 
-/// One finished operation, so that the rank's position is known if no operation is open.
-constexpr std::size_t kFinishedReported = 1;
-/// More than `train` has in progress at once.
-constexpr std::size_t kReported = 64;
 /// The kernel never returns a longer record (PRINTKRB_RECORD_MAX is 2048 + 1024).
 constexpr std::size_t kRecord = 8192;
 constexpr int kSlice = 256;  ///< records before other handlers run: about 0.2 ms
@@ -300,7 +296,8 @@ std::string FlightRecorderBoard::text(std::uint32_t local_rank, std::uint32_t ra
   const auto memory = std::make_unique<FlightRecorderMemory>();
   const ssize_t size = ::pread(memory_.get(), memory.get(), sizeof *memory, offset);
   if (size != static_cast<ssize_t>(sizeof *memory)) return {};
-  const auto dump = rendezvous::read_collectives(*memory, kFinishedReported, kReported);
+  const auto dump =
+      rendezvous::read_collectives(*memory, rendezvous::kFinishedReported, rendezvous::kReported);
   if (!dump || dump->attempt != attempt || static_cast<std::uint32_t>(dump->rank) != rank) return {};
   return rendezvous::dump_text(*dump);
 }

@@ -28,6 +28,7 @@
 
 #include "base/files.h"
 #include "base/text.h"
+#include "base/visible_gpus.h"
 #include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {
@@ -58,12 +59,6 @@ std::optional<std::uint32_t> quota_in(const std::string& directory, bool v2) {
   }
   if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
   return static_cast<std::uint32_t>(std::min<std::int64_t>((*quota + *period - 1) / *period, 1 << 20));
-}
-
-bool is_numbered_device(const std::string& name) {
-  constexpr std::string_view kStart = "nvidia";
-  if (!name.starts_with(kStart)) return false;
-  return is_digits(std::string_view(name).substr(kStart.size()));
 }
 
 }  // namespace
@@ -109,25 +104,6 @@ std::uint32_t physical_cores(const std::vector<int>& cpus, const std::string& ro
     cores.insert(siblings);
   }
   return static_cast<std::uint32_t>(cores.size());
-}
-
-std::uint32_t gpu_count(const char* visible, const std::string& proc, const std::string& dev) {
-  std::uint32_t count = 0;
-  if (visible) {
-    // CUDA stops at the first invalid entry, so "0,1,-1,2" means two devices.
-    std::istringstream list(visible);
-    for (std::string entry; std::getline(list, entry, ',');) {
-      if (entry.empty() || entry[0] == '-' || entry == "NoDevFiles") break;
-      ++count;
-    }
-    return count;
-  }
-  count = static_cast<std::uint32_t>(list_directory(proc + "/driver/nvidia/gpus").size());
-  if (count > 0) return count;
-  // A container may have the devices without the driver's directory.
-  for (const fs::path& device : list_directory(dev))
-    if (is_numbered_device(device.filename())) ++count;
-  return count;
 }
 
 }  // namespace facts
@@ -211,7 +187,7 @@ Result<NodeFacts> gather_node_facts() {
   if (quota > 0) hello.cpus = std::min(hello.cpus, quota);
   const std::uint32_t cores = facts::physical_cores(cpus, "");
   made.cores = cores > 0 ? std::min(cores, hello.cpus) : hello.cpus;
-  hello.gpus = facts::gpu_count(getenv("CUDA_VISIBLE_DEVICES"), "/proc", "/dev");
+  hello.gpus = static_cast<std::uint32_t>(visible_gpus(getenv("CUDA_VISIBLE_DEVICES")).size());
   return made;
 }
 

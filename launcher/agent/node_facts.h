@@ -21,8 +21,8 @@ struct NodeFacts {
 /// the machine has no boot id or no list of interfaces.
 Result<NodeFacts> gather_node_facts();
 
-/// The parts, so that tests can use other files. `proc`, `dev`: "/proc", "/dev"; `root` is a prefix of every
-/// other path, "" for the real one.
+/// The parts, so that tests can use other files. `proc`: "/proc"; `root` is a prefix of every other path, ""
+/// for the real one.
 namespace facts {
 
 /// Returns the number of whole CPUs that the cgroup's quota allows, rounded up; 0: no quota. Uses cpu.max of
@@ -32,8 +32,6 @@ std::uint32_t cpu_quota(const std::string& proc, const std::string& root);
 std::vector<int> affinity_cpus();
 /// Physical cores among `cpus`, by thread_siblings_list; 0: unknown.
 std::uint32_t physical_cores(const std::vector<int>& cpus, const std::string& root);
-/// `visible` is CUDA_VISIBLE_DEVICES, or nullptr if unset; if set, its length counts ("" and "-1": none).
-std::uint32_t gpu_count(const char* visible, const std::string& proc, const std::string& dev);
 
 }  // namespace facts
 

@@ -18,6 +18,7 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
+#include "base/visible_gpus.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {
@@ -197,12 +198,21 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   NodeJob job;
   job.job_id_ = start.job_id;
   job.devices_ = start.devices;
+  if (job.devices_.empty()) {
+    // Instances of a divided GPU are dealt out to the workers (worker_env); of other GPUs a worker sees all.
+    const std::string* const visible = find_env(env, "CUDA_VISIBLE_DEVICES");
+    auto names = visible_gpus(visible != nullptr ? visible->c_str() : nullptr);
+    if (std::ranges::any_of(names, [](const auto& name) { return name.starts_with("MIG-"); }))
+      job.devices_ = std::move(names);
+  }
   job.stdin_to_rank0_ = start.stdin_to_rank0;
   auto cwd = DDP_TRY(directory(start.chdir));
   job.cwd_ = std::move(cwd);
   job.env_ = std::move(env);
 
   const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);
+  // A program may be a shell script that starts Python.
+  job.wants_python_hook_ = start.diagnosis && kind != WorkerCommand::Kind::kTrain;
   std::string wanted;
   switch (kind) {
     case WorkerCommand::Kind::kProgram:
@@ -258,7 +268,8 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
 Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int cores,
                                           const std::string& error_prefix,
                                           const std::vector<WorkerSockets>& sockets,
-                                          const std::string& collectives) const {
+                                          const std::string& collectives,
+                                          const std::string& python_hook) const {
   Workers workers;
   WorkerFacts facts;
   facts.spawn = spawn;
@@ -266,6 +277,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
   facts.omp_threads = omp_threads_for(cores, static_cast<int>(spawn.local_world_size));
   facts.devices = devices_;
   facts.collectives = collectives;
+  facts.python_hook = python_hook;
   for (std::uint32_t local = 0; local < spawn.local_world_size; ++local) {
     facts.local_rank = local;
     if (!error_prefix.empty()) {

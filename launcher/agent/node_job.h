@@ -37,16 +37,20 @@ class NodeJob {
 
   /// The workers of one attempt, by local rank. `cores` are the node's physical cores. `error_prefix` is the
   /// prefix of the files to which `@record` writes. `sockets`: of each worker, possibly fewer.
-  /// `collectives`: DDPLAUNCH_COLLECTIVES of all, or empty.
+  /// `collectives`: DDPLAUNCH_COLLECTIVES of all, or empty. `python_hook`: directory of write_python_hook, or
+  /// empty.
   struct Workers {
     std::vector<WorkerSpec> specs;
     std::vector<std::string> error_files;
     std::optional<int> omp_threads;  ///< set if ddplaunch chose OMP_NUM_THREADS and the program may use it
   };
   Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_prefix,
-                          const std::vector<WorkerSockets>& sockets, const std::string& collectives) const;
+                          const std::vector<WorkerSockets>& sockets, const std::string& collectives,
+                          const std::string& python_hook) const;
 
   const std::string& program() const { return program_; }
+  /// Returns whether the workers may run Python, and get the hook.
+  bool wants_python_hook() const { return wants_python_hook_; }
   /// A missing directory of VIRTUAL_ENV, CONDA_PREFIX or PYTHONHOME that this program does not depend on;
   /// empty: none.
   const std::string& warning() const { return warning_; }
@@ -64,6 +68,7 @@ class NodeJob {
   EnvVars env_;
   std::vector<std::string> devices_;
   bool stdin_to_rank0_ = false;
+  bool wants_python_hook_ = false;
   bool uses_omp_threads_ = false;  ///< the program is Python or uses OpenMP
 };
 

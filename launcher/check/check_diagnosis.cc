@@ -43,7 +43,7 @@ constexpr std::uint64_t kTasksPerWorker = 64;
 /// In the order in which a user fixes them; diagnostics are sorted by the index.
 constexpr std::array kItems = {"reach",       "agent",   "plan", "network",    "port",     "directory",
                                "environment", "program", "gpus", "gpu_memory", "versions", "infiniband",
-                               "limits",      "shm",     "disk", "clock"};
+                               "limits",      "shm",     "disk", "clock",      "history",  "timeouts"};
 
 /// Collects diagnostics. An equal diagnostic of another host only adds that host.
 class DiagnosticCollector {
@@ -89,6 +89,10 @@ std::vector<std::string_view> listed(std::string_view value) {
     from = end + 1;
   }
   return names;
+}
+
+bool sees_gpu(const CheckedNode& node) {
+  return node.up && node.hello.gpus > 0;
 }
 
 /// Splits a text from its advice, which follows the first ';' as in the agent's refusals.
@@ -248,10 +252,7 @@ class NodeEvaluator {
   void diagnose_gpus_of(std::size_t i, const NodeChecked& facts);
   void diagnose_versions();
   void diagnose_equal(const std::string& name, const std::map<std::string, std::vector<std::size_t>>& values);
-  bool any_gpu() const {
-    return std::any_of(result_.nodes.begin(), result_.nodes.end(),
-                       [](const CheckedNode& node) { return node.up && node.hello.gpus > 0; });
-  }
+  bool any_gpu() const { return std::ranges::any_of(result_.nodes, sees_gpu); }
   std::optional<int> workers(std::size_t i) const {
     if (!result_.plan || !*result_.plan) return std::nullopt;
     return (*result_.plan)->nodes[i].local_world_size;
@@ -487,6 +488,21 @@ std::vector<CheckDiagnostic> diagnose_nodes(const JobSpec& spec, const CheckResu
   return NodeEvaluator(spec, result).evaluate();
 }
 
+std::vector<CheckDiagnostic> history_diagnostics(const JobSpec& spec, const CheckResult& result,
+                                                 const std::vector<HostRecord>& records) {
+  DiagnosticCollector collector;
+  auto record = records.begin();  // they have the order of the hosts
+  for (std::size_t i = 0; i < result.nodes.size() && record != records.end(); ++i) {
+    if (spec.hosts[i].name != record->host) continue;
+    collector.warn("history", i, record->text(),
+                   record->is_bad() ? "leave it to the spares with --avoid-bad-hosts, or after a repair "
+                                      "forget them (ddplaunch hosts --forget)"
+                                    : "");
+    ++record;
+  }
+  return collector.take();
+}
+
 int check_exit_code(const CheckResult& result, const std::vector<CheckDiagnostic>& diagnostics) {
   if (result.stop_signal != 0) return 128 + result.stop_signal;
   for (const CheckedNode& node : result.nodes) {
@@ -550,12 +566,12 @@ const char* item_of(DeepTest test) {
   return test == DeepTest::kHealth ? "health" : "collectives";
 }
 
-std::vector<std::string> trainer_options(const WorkerCommand& command, DeepTest test) {
+std::vector<std::string> trainer_options(const WorkerCommand& command, DeepTest test, bool gpus) {
   const std::string first = command.argv.empty() ? "" : command.argv.front();
   if (command.kind == WorkerCommand::Kind::kTrain && (first == use_of(test) || first == "--" + use_of(test)))
     return command.argv;
   if (test == DeepTest::kHealth) return {"health"};
-  return {"bench", "allreduce", "-b", "64K", "-e", "16M", "-f", "4", "-n", "10", "-w", "2"};
+  return {"bench", "allreduce", "-b", "64K", "-e", gpus ? "1G" : "16M", "-f", "4", "-n", "10", "-w", "2"};
 }
 
 /// The trainer's record in `output`; unset if no line holds one.
@@ -623,10 +639,11 @@ CheckDiagnostic health_finding(const CheckResult& result, const Json& fields) {
 
 }  // namespace
 
-JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
+JobSpec deep_job(const JobSpec& spec, const CheckResult& result, DeepTest test, const std::string& job_dir,
                  const std::string& min_busbw) {
   JobSpec job = spec;
-  job.command = {WorkerCommand::Kind::kTrain, trainer_options(spec.command, test), ""};
+  const bool gpus = std::ranges::any_of(result.nodes, sees_gpu);
+  job.command = {WorkerCommand::Kind::kTrain, trainer_options(spec.command, test, gpus), ""};
   // Use stdout, which arrives from every host; a file of rank 0 would stay on that host.
   job.command.argv.insert(job.command.argv.end(), {"--json", "/dev/stdout"});
   if (test == DeepTest::kCollectives && !min_busbw.empty())
@@ -634,12 +651,14 @@ JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
   job.job_dir = job_dir;
   job.fallback_job_dir.clear();
   job.report_path.clear();
+  job.output.tensorboard.clear();
+  job.host_history.clear();
   job.hosts.resize(hosts_used(spec));
   if (spec.spares > 0)
     job.hosts.resize(job.hosts.size() -
                      std::min(job.hosts.size() - 1, static_cast<std::size_t>(spec.spares)));
   job.min_nodes = job.max_nodes = job.spares = job.max_restarts = 0;
-  job.hang_timeout = std::chrono::milliseconds(0);
+  job.hang_timeout = job.report_stalls = std::chrono::milliseconds(0);
   job.stdin_to_rank0 = false;
   job.output = OutputOptions();
   job.output.label.clear();
@@ -697,6 +716,13 @@ std::string deep_table(const DeepRun& run) {
 
 bool deep_has_result(const DeepRun& run) {
   return record_of(run.output).has_value();
+}
+
+std::string deep_tested(const DeepRun& run) {
+  const std::optional<Json> record = record_of(run.output);
+  std::string text = record ? record->value("tested", "") : "";
+  if (const std::string head = "tested: "; text.starts_with(head)) text.erase(0, head.size());
+  return text.empty() ? "" : "train " + use_of(run.test) + ": " + text;
 }
 
 void add_diagnostics(std::vector<CheckDiagnostic>& all, std::vector<CheckDiagnostic> more) {

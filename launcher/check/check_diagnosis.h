@@ -9,6 +9,7 @@
 
 #include "launcher/check/check_result.h"
 #include "launcher/job/job_spec.h"
+#include "launcher/report/host_history.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -29,11 +30,14 @@ struct CheckDiagnostic {
 /// diagnostic.
 std::vector<CheckDiagnostic> diagnose_nodes(const JobSpec& spec, const CheckResult& result);
 
+/// Returns what the host history says about the hosts of the job that were asked (sans-IO): warnings.
+/// `records` have the names and the order of the hosts; those of other hosts are missing.
+std::vector<CheckDiagnostic> history_diagnostics(const JobSpec& spec, const CheckResult& result,
+                                                 const std::vector<HostRecord>& records);
+
 /// The exit code (docs/users/check.md): 0; 128+n if the user's signal n ended the check; the code with which
 /// a job would end if a host could not even be asked; else 115.
 int check_exit_code(const CheckResult& result, const std::vector<CheckDiagnostic>& diagnostics);
-
-/// Bytes for people: "12.1 GiB", "512 KiB".
 
 /// Returns whether NCCL_SOCKET_IFNAME=`value` lets NCCL find an interface on a node that has `interfaces`.
 /// The value is a list of prefixes, or of whole names after a leading "=". A leading "^" (or "^=") excludes
@@ -66,9 +70,9 @@ struct DeepRun {
 
 /// The job of one test on the hosts of a check (sans-IO): the same hosts, connections and variables, with the
 /// trainer as the worker. It uses no file of the user, no restart and no spare. A worker that is train health
-/// or train bench keeps its options. `job_dir`: directory for the job's files. `min_busbw`: as the user wrote
-/// it; empty: none.
-JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
+/// or train bench keeps its options. Between GPUs messages are as large as in real jobs. `job_dir`: directory
+/// for the job's files. `min_busbw`: as the user wrote it; empty: none.
+JobSpec deep_job(const JobSpec& spec, const CheckResult& result, DeepTest test, const std::string& job_dir,
                  const std::string& min_busbw);
 
 /// The trainer's results as diagnostics of the check. Ranks are named by their hosts.
@@ -79,6 +83,9 @@ std::string deep_table(const DeepRun& run);
 
 /// Returns whether the trainer ran to its end, with any result.
 bool deep_has_result(const DeepRun& run);
+/// Returns what was tested on what, as the trainer says it: "train health: 8 × NVIDIA H100, …". Empty:
+/// nothing was.
+std::string deep_tested(const DeepRun& run);
 
 /// Appends `more`, and keeps errors before warnings.
 void add_diagnostics(std::vector<CheckDiagnostic>& all, std::vector<CheckDiagnostic> more);

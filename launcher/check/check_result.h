@@ -30,6 +30,15 @@ struct CheckedNode {
   std::string local;               ///< its own address on that route; empty: unknown
 };
 
+/// A time after which a program ends something of a job.
+struct TimeLimit {
+  std::string owner;                ///< "ddplaunch", "PyTorch", "NCCL", "ssh", "Slurm"
+  std::string name;                 ///< where it is set: "--node-timeout", "NCCL_IB_TIMEOUT"
+  std::chrono::milliseconds after;  ///< 0: never
+  std::string effect;               ///< for people
+  bool is_assumed = false;  ///< the program's own default, which a script or an administrator may change
+};
+
 /// The results of all hosts.
 struct CheckResult {
   std::vector<CheckedNode> nodes;  ///< in the order of the job's hosts
@@ -46,6 +55,8 @@ struct CheckResult {
   };
   std::vector<RejectedNetwork> rejected_networks;  ///< better than the network of `master_addr`
   std::uint16_t store_port = 0;                    ///< port on which node 0 listened; 0: none
+  std::vector<std::string> tested;  ///< what --deep and --collectives tested on what: "train health: 8 × …"
+  std::vector<TimeLimit> time_limits;  ///< of the job, in order; of `ddplaunch check` only
 };
 
 }  // namespace ddp::launcher

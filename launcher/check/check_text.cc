@@ -136,6 +136,20 @@ std::string list_text(const std::vector<std::string>& names) {
   return names.empty() ? "none" : join(names, ", ");
 }
 
+std::string limit_time(const TimeLimit& limit) {
+  return limit.after.count() == 0 ? "never" : format_duration(limit.after);
+}
+
+std::string limits_text(const std::vector<TimeLimit>& limits) {
+  if (limits.empty()) return {};
+  TextTable table;
+  table.add({"after", "program", "limit", "effect"});
+  for (const TimeLimit& limit : limits)
+    table.add(
+        {limit_time(limit), limit.owner, limit.name, limit.effect + (limit.is_assumed ? " (assumed)" : "")});
+  return "time-outs:\n" + table.text() + '\n';
+}
+
 /// Describes a machine that is checked alone: what jobs find there.
 std::string machine_text(const CheckedNode& node, const rendezvous::NodeChecked& facts) {
   std::vector<std::string> features, versions, gpus;
@@ -244,8 +258,11 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
   std::string text = table.text(colours) + '\n';
   if (result.nodes.size() == 1 && result.nodes[0].facts)
     text += machine_text(result.nodes[0], *result.nodes[0].facts);
+  text += limits_text(result.time_limits);
   text += network_line(result) + diagnostics_text(spec, diagnostics, colours);
   if (diagnostics.empty() && result.stop_signal == 0) text += "no problems found\n";
+  for (const std::string& tested : result.tested)
+    text += "tested: " + tested + '\n';
   return text;
 }
 
@@ -355,6 +372,18 @@ OrderedJson diagnostics_json(const JobSpec& spec, const std::vector<CheckDiagnos
   return list;
 }
 
+OrderedJson limits_json(const std::vector<TimeLimit>& limits) {
+  OrderedJson list = OrderedJson::array();
+  for (const TimeLimit& limit : limits)
+    list.push_back(
+        {{"program", limit.owner},
+         {"limit", limit.name},
+         {"seconds", limit.after.count() == 0 ? OrderedJson() : OrderedJson(in_seconds(limit.after))},
+         {"effect", limit.effect},
+         {"assumed", limit.is_assumed}});
+  return list;
+}
+
 OrderedJson network_json(const CheckResult& result) {
   if (!result.network || !*result.network || one_of_several(result)) return OrderedJson();
   const NetChoice& choice = **result.network;
@@ -459,7 +488,9 @@ std::string check_json(const JobSpec& spec, const CheckResult& result,
                    {"exit_code", check_exit_code(result, diagnostics)},
                    {"interrupted", result.stop_signal != 0},
                    {"network", network_json(result)},
+                   {"timeouts", limits_json(result.time_limits)},
                    {"findings", diagnostics_json(spec, diagnostics)},
+                   {"tested", result.tested},
                    {"hosts", std::move(nodes)}});
 }
 
@@ -498,7 +529,7 @@ std::string clean_json(const JobSpec& spec, const CheckResult& result) {
                      {"left", node.facts ? OrderedJson(node.facts->left) : OrderedJson()},
                      {"error", node.error ? error_json(*node.error) : OrderedJson()}});
   }
-  const OrderedJson json{{"job", spec.job_id}, {"hosts", std::move(hosts)}};
+  const OrderedJson json{{"format", 1}, {"job", spec.job_id}, {"hosts", std::move(hosts)}};
   return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }
 

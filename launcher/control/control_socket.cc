@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,6 +23,7 @@
 
 #include "base/asio.h"
 #include "base/files.h"
+#include "launcher/control/http_server.h"
 
 namespace ddp::launcher {
 namespace {
@@ -161,38 +161,31 @@ namespace {
 namespace http = boost::beast::http;
 using OrderedJson = nlohmann::ordered_json;
 using Local = asio::local::stream_protocol;
-using Request = http::request<http::string_body>;
-using Reply = http::response<http::string_body>;
 
 constexpr std::chrono::seconds kClientTime{5};
-constexpr std::chrono::milliseconds kAcceptPause{100};
-constexpr std::uint32_t kHeaderBytes = 8u << 10;
-constexpr std::uint64_t kBodyBytes = 64u << 10;
+constexpr HttpServer::Limits kLimits{16, kClientTime, 64u << 10};
 constexpr std::uint64_t kMostTimeMs = 3'600'000;  // of a request about workers
 
-std::optional<ucred> peer_of(Local::socket& client) {
+std::optional<ucred> peer_of(HttpClient::Socket& client) {
   ucred peer{};
   socklen_t size = sizeof peer;
   if (::getsockopt(client.native_handle(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::nullopt;
   return peer;
 }
 
-Reply make_reply(const Request& request, http::status status, std::string body,
-                 const char* type = "application/json") {
-  Reply made(status, request.version());
-  made.set(http::field::content_type, type);
-  made.keep_alive(false);
-  made.body() = std::move(body);
-  made.prepare_payload();
-  return made;
+HttpReply make_reply(const HttpRequest& request, http::status status, std::string body = "{}\n",
+                     const char* type = "application/json") {
+  return http_reply(request, status, std::move(body), type);
 }
 
 std::string reply_json(const WorkerReply& reply) {
   OrderedJson ranks = OrderedJson::array();
   for (const WorkerReply::Text& text : reply.texts)
     ranks.push_back({{"rank", text.rank}, {"node", text.node}, {"text", text.text}});
-  const OrderedJson json{
-      {"ranks", std::move(ranks)}, {"exit_code", reply.exit_code}, {"troubles", reply.troubles}};
+  const OrderedJson json{{"format", 1},
+                         {"ranks", std::move(ranks)},
+                         {"exit_code", reply.exit_code},
+                         {"troubles", reply.troubles}};
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }
 
@@ -201,7 +194,7 @@ struct WaitingClient {
   explicit WaitingClient(const asio::any_io_executor& executor)
       : changed(executor, std::chrono::steady_clock::time_point::max()) {}
   asio::steady_timer changed;  ///< cancelled when one of these is set
-  std::optional<WorkerReply> reply;
+  std::optional<std::string> reply;
   bool gone = false;
   char byte = 0;
 };
@@ -234,161 +227,103 @@ std::optional<WorkerRequest> parse_worker_request(const std::string& body) {
 }
 
 struct ControlServer::State {
-  State(asio::io_context& loop, int fd, ControlHandlers served, uid_t served_uid)
-      : acceptor(loop, Local(), fd),
-        client_left(loop, std::chrono::steady_clock::time_point::max()),
-        handlers(std::move(served)),
-        uid(served_uid) {}
-
-  struct Client {
-    Client(Local::socket connected, const ucred& process)
-        : socket(std::move(connected)), peer(process), deadline(socket.get_executor()) {}
-    Local::socket socket;
-    ucred peer;
-    asio::steady_timer deadline;
-    bool done = false;
-  };
-  using Clients = std::list<Client>;
-
-  Local::acceptor acceptor;
-  asio::steady_timer client_left;  ///< cancelled when a client leaves
+  asio::any_io_executor executor;
   ControlHandlers handlers;
   uid_t uid;
-  Clients clients;
+  std::optional<HttpServer> server = {};
   std::size_t waiting = 0;  ///< clients whose request is about workers
-  bool closed = false;
 
-  /// Counts a client that waits for workers. It holds no place of others.
   struct WaitingSlot {
-    explicit WaitingSlot(State& state) : of(state) {
-      ++of.waiting;
-      of.client_left.cancel();
-    }
+    explicit WaitingSlot(State& state) : of(state) { ++of.waiting; }
     ~WaitingSlot() { --of.waiting; }
     WaitingSlot(const WaitingSlot&) = delete;
     WaitingSlot& operator=(const WaitingSlot&) = delete;
     State& of;
   };
 
-  Reply answer(const Request& request, const ucred& peer) const {
+  HttpReply answer(const HttpRequest& request, const ucred& peer) const {
     const std::string_view target(request.target().data(), request.target().size());
     const bool stop = target == "/v1/stop" || target == "/v1/stop?now";
     const bool metrics = target == "/metrics";
-    if (!stop && !metrics && target != "/v1/status")
-      return make_reply(request, http::status::not_found, "{}\n");
+    if (!stop && !metrics && target != "/v1/status") return make_reply(request, http::status::not_found);
     if (request.method() != (stop ? http::verb::post : http::verb::get))
-      return make_reply(request, http::status::method_not_allowed, "{}\n");
+      return make_reply(request, http::status::method_not_allowed);
     if (metrics)
       return make_reply(request, http::status::ok, handlers.metrics(), "text/plain; version=0.0.4");
     if (!stop) return make_reply(request, http::status::ok, handlers.status());
     handlers.stop(target.ends_with("?now"), peer.pid, peer.uid);
-    return make_reply(request, http::status::accepted, "{}\n");
+    return make_reply(request, http::status::accepted);
   }
 
-  static bool is_about_workers(const Request& request) {
-    return request.target() == "/v1/exec" || request.target() == "/v1/stacks";
+  static bool is_about_workers(const HttpRequest& request) {
+    return request.target() == "/v1/exec" || request.target() == "/v1/stacks" ||
+           request.target() == "/v1/hang";
   }
 
   /// Returns nothing if the client does not wait for the answer.
-  static Awaitable<std::optional<Reply>> ask_workers(std::shared_ptr<State> self, Clients::iterator client,
-                                                     Request request) {
-    if (request.method() != http::verb::post)
-      co_return make_reply(request, http::status::method_not_allowed, "{}\n");
+  static Awaitable<std::optional<HttpReply>> ask_workers(std::shared_ptr<State> self, HttpClient& client) {
+    const HttpRequest& request = client.request;
+    if (request.method() != http::verb::post) co_return make_reply(request, http::status::method_not_allowed);
+    const bool hang = request.target() == "/v1/hang";
     const auto wanted = parse_worker_request(request.body());
     if (!wanted || wanted->argv.empty() == (request.target() == "/v1/exec"))
-      co_return make_reply(request, http::status::bad_request, "{}\n");
-    if (self->waiting >= kMostWaiting)
-      co_return make_reply(request, http::status::service_unavailable, "{}\n");
+      co_return make_reply(request, http::status::bad_request);
+    if (self->waiting >= kMostWaiting) co_return make_reply(request, http::status::service_unavailable);
     const WaitingSlot slot(*self);
-    // The request has its own time now (WorkerRequest::timeout), and the client's end cancels it.
-    client->deadline.expires_at(std::chrono::steady_clock::time_point::max());
-    const auto waiting = std::make_shared<WaitingClient>(self->acceptor.get_executor());
-    const ControlHandlers::WorkersAnswered done = [waiting](WorkerReply reply) {
-      waiting->reply = std::move(reply);
+    client.let_stay();  // the request has its own time now (WorkerRequest::timeout)
+    const auto waiting = std::make_shared<WaitingClient>(self->executor);
+    const ControlHandlers::HangAnswered answered = [waiting](const std::string& reply) {
+      waiting->reply = reply;
       waiting->changed.cancel();
     };
-    const std::uint32_t number = self->handlers.ask_workers(*wanted, done);
+    const ControlHandlers::WorkersAnswered done = [answered](const WorkerReply& reply) {
+      answered(reply_json(reply));
+    };
+    std::uint32_t number = 0;
+    if (hang)
+      self->handlers.ask_hang(answered);
+    else
+      number = self->handlers.ask_workers(*wanted, done);
     // A client sends nothing more, so this read ends only when the client has gone, which cancels its
     // request.
-    client->socket.async_read_some(asio::buffer(&waiting->byte, 1), [waiting](error_code, std::size_t) {
+    client.socket.async_read_some(asio::buffer(&waiting->byte, 1), [waiting](error_code, std::size_t) {
       waiting->gone = true;
       waiting->changed.cancel();
     });
     if (!waiting->reply) (void)co_await waiting->changed.async_wait(kUseTuple);
     if (!waiting->reply) {
-      self->handlers.cancel(number);
+      if (!hang) self->handlers.cancel(number);
       co_return std::nullopt;
     }
     error_code ignored;
     // The read must have ended before the reply is written, because its handler holds memory of this request.
-    client->socket.cancel(ignored);
+    client.socket.cancel(ignored);
     while (!waiting->gone)
       (void)co_await waiting->changed.async_wait(kUseTuple);
-    client->deadline.expires_after(kClientTime);
-    co_return make_reply(request, http::status::ok, reply_json(*waiting->reply));
+    client.give(kClientTime);
+    co_return make_reply(request, http::status::ok, std::move(*waiting->reply));
   }
 
-  /// Ends the connection of a client that is late. Its deadline may change.
-  static void watch(std::shared_ptr<State> self, Clients::iterator client) {
-    client->deadline.async_wait([self, client](const error_code&) {
-      error_code ignored;
-      if (client->done) return;
-      if (client->deadline.expiry() > std::chrono::steady_clock::now()) return watch(self, client);
-      client->socket.close(ignored);
-    });
-  }
-
-  static Awaitable<> accept_all(std::shared_ptr<State> self) {
-    while (!self->closed) {
-      auto [error, socket] = co_await self->acceptor.async_accept(kUseTuple);
-      if (self->closed) co_return;
-      if (error) {  // too many open files: they may be closed later
-        self->client_left.expires_after(kAcceptPause);
-        (void)co_await self->client_left.async_wait(kUseTuple);
-        continue;
-      }
-      const auto peer = peer_of(socket);
-      // Checked beside the modes of directory and socket (decision 0028).
-      if (!peer || (peer->uid != self->uid && peer->uid != 0)) continue;
-      // A list, whose iterators stay valid while other clients come and go.
-      self->clients.emplace_front(std::move(socket), *peer);
-      spawn(self->acceptor.get_executor(), serve(self, self->clients.begin()));
-      while (!self->closed && self->clients.size() - self->waiting >= kMostClients) {
-        self->client_left.expires_at(std::chrono::steady_clock::time_point::max());
-        (void)co_await self->client_left.async_wait(kUseTuple);
-      }
-    }
-  }
-
-  static Awaitable<> serve(std::shared_ptr<State> self, Clients::iterator client) {
-    client->deadline.expires_after(kClientTime);
-    watch(self, client);
-    boost::beast::flat_buffer buffer(kHeaderBytes + kBodyBytes);
-    http::request_parser<http::string_body> parser;
-    parser.header_limit(kHeaderBytes);
-    parser.body_limit(kBodyBytes);
-    const auto [error, size] = co_await http::async_read(client->socket, buffer, parser, kUseTuple);
-    if (!error && !self->closed) {
-      std::optional<Reply> reply;
-      if (is_about_workers(parser.get()))
-        reply = co_await ask_workers(self, client, parser.get());
-      else
-        reply = self->answer(parser.get(), client->peer);
-      if (reply && !self->closed) (void)co_await http::async_write(client->socket, *reply, kUseTuple);
-    }
-    client->done = true;
-    client->deadline.cancel();
-    co_await asio::post(client->socket.get_executor(), asio::use_awaitable);  // after the timer's handler
-    self->clients.erase(client);
-    self->client_left.cancel();
+  static Awaitable<std::optional<HttpReply>> serve(std::shared_ptr<State> self, HttpClient& client) {
+    const auto peer = peer_of(client.socket);
+    // Checked beside the modes of directory and socket (decision 0028).
+    if (!peer || (peer->uid != self->uid && peer->uid != 0)) co_return std::nullopt;
+    if (!is_about_workers(client.request)) co_return self->answer(client.request, *peer);
+    co_return co_await ask_workers(self, client);
   }
 };
 
 ControlServer::ControlServer(asio::io_context& loop, ControlSocket socket, ControlHandlers handlers,
                              uid_t uid)
     : socket_(std::move(socket)),
-      state_(std::make_shared<State>(loop, socket_.release(), std::move(handlers), uid)) {
-  spawn(loop.get_executor(), State::accept_all(state_));
+      state_(std::make_shared<State>(State{loop.get_executor(), std::move(handlers), uid})) {
+  rendezvous::TcpListener listener;
+  listener.fds.emplace_back(socket_.release());
+  const std::weak_ptr<State> weak = state_;  // which owns the server, and so this handler
+  auto server = HttpServer::start(loop.get_executor(), std::move(listener), kLimits,
+                                  [weak](HttpClient& client) { return State::serve(weak.lock(), client); });
+  // Without memory for one more descriptor nobody can ask the job, which runs on.
+  if (server) state_->server.emplace(std::move(*server));
 }
 
 ControlServer::~ControlServer() {
@@ -396,12 +331,7 @@ ControlServer::~ControlServer() {
 }
 
 void ControlServer::close() {
-  error_code ignored;
-  state_->closed = true;
-  state_->acceptor.close(ignored);
-  state_->client_left.cancel();
-  for (State::Client& client : state_->clients)
-    client.socket.close(ignored);
+  if (state_->server) state_->server->close();
 }
 
 }  // namespace ddp::launcher

@@ -73,6 +73,9 @@ struct ControlHandlers {
   /// Calls `done` once, now or later, unless the request is cancelled. Returns its number.
   using WorkersAnswered = std::function<void(WorkerReply)>;
   std::function<std::uint32_t(const WorkerRequest& request, WorkersAnswered done)> ask_workers;
+  /// Calls `done` once, now or later, with the verdict as JSON: {"hang": null} if no worker runs.
+  using HangAnswered = std::function<void(const std::string&)>;
+  std::function<void(HangAnswered done)> ask_hang;
   std::function<void(std::uint32_t number)> cancel;  ///< nobody waits for the answer any more
 };
 
@@ -80,14 +83,10 @@ struct ControlHandlers {
 /// be missing. Unset: it is none.
 std::optional<WorkerRequest> parse_worker_request(const std::string& body);
 
-/// Serves a job's control socket: HTTP/1.1, one request for each connection (docs/users/operate.md). A client
-/// that is slow, or that sends no request, only holds its own connection for a few seconds. A client that
-/// closes its connection cancels its request. At most
-/// kMostClients are served at once, and further ones wait. Clients that wait for workers do not count. Loop
-/// thread.
+/// Serves a job's control socket (docs/users/operate.md). A client that closes its connection cancels its
+/// request. Clients that wait for workers take no place of others. Loop thread.
 class ControlServer {
  public:
-  static constexpr std::size_t kMostClients = 16;
   static constexpr std::size_t kMostWaiting = 64;  ///< further requests about workers get 503
 
   /// Accepts clients of `uid` and of root.
@@ -101,7 +100,7 @@ class ControlServer {
 
  private:
   struct State;
-  ControlSocket socket_;  ///< only its file; the acceptor owns the descriptor
+  ControlSocket socket_;  ///< only its file; the server owns the descriptor
   std::shared_ptr<State> state_;
 };
 

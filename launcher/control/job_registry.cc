@@ -152,9 +152,8 @@ std::optional<RunState> report_end(const std::string& directory) {
   return RunState{RunState::Kind::kEnded, report["exit_code"].get<int>(), text_of(report, "why")};
 }
 
-/// Returns the end of the job that its journal has. A full disk may have room for this line and none for the
-/// report.
-std::optional<RunState> journal_end(const std::string& directory) {
+/// Returns the last bytes of a journal.
+std::string end_of_journal(const std::string& directory) {
   const std::string path = directory + "/events.jsonl";
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   const off_t size = file ? ::lseek(file.get(), 0, SEEK_END) : 0;
@@ -162,6 +161,13 @@ std::optional<RunState> journal_end(const std::string& directory) {
   const ssize_t count = ::pread(file.get(), text.data(), text.size(),
                                 std::max<off_t>(0, size - static_cast<off_t>(text.size())));
   text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
+  return text;
+}
+
+/// Returns the end of the job that its journal has. A full disk may have room for this line and none for the
+/// report.
+std::optional<RunState> journal_end(const std::string& directory) {
+  std::string text = end_of_journal(directory);
   if (!text.ends_with('\n')) return {};  // its last line is incomplete
   text.pop_back();
   const OrderedJson line = OrderedJson::parse(text.substr(text.rfind('\n') + 1), nullptr, false);
@@ -172,6 +178,20 @@ std::optional<RunState> journal_end(const std::string& directory) {
 }
 
 }  // namespace
+
+OrderedJson last_sample(const std::string& directory) {
+  const std::string text = end_of_journal(directory);
+  OrderedJson sample;
+  std::size_t end = text.rfind('\n');  // what follows was cut, as the begin may be
+  while (end != std::string::npos && end > 0 && !sample.is_object()) {
+    const std::size_t begin = text.rfind('\n', end - 1);
+    if (begin == std::string::npos) break;
+    OrderedJson line = OrderedJson::parse(text.substr(begin + 1, end - begin - 1), nullptr, false);
+    if (line.is_object() && text_of(line, "event") == "sample") sample = std::move(line);
+    end = begin;
+  }
+  return sample;
+}
 
 Result<> register_job(const JobRegistration& where, const JobEntry& entry) {
   Result<> written = Error{ErrorCode::kUsage, "no directory for the list of jobs"};

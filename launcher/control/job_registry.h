@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,6 +15,13 @@
 
 namespace ddp::launcher {
 
+/// Where others than the control socket serve the metrics of a run (docs/users/metrics.md).
+struct MetricsPlace {
+  std::string address;  ///< numeric; empty: only the control socket has the metrics
+  std::uint16_t port = 0;
+  std::chrono::milliseconds linger{0};  ///< how long the last metrics are served after the end
+};
+
 /// Where a run is registered, so that other processes of this user find it (docs/users/operate.md).
 struct JobRegistration {
   std::vector<std::string> directories;     ///< the first that can be written gets the entry
@@ -21,6 +29,7 @@ struct JobRegistration {
   std::size_t keep = 100;                   ///< --keep-jobs; 0: all
   std::vector<std::string> arguments = {};  ///< the options about the hosts
   std::string cwd = {};
+  MetricsPlace metrics = {};
   bool claims_id = false;  ///< no run may begin with the job's id while another has it
 };
 
@@ -77,6 +86,8 @@ struct RunState {
 };
 /// Returns the report of an ended run; null: there is none that can be read.
 nlohmann::ordered_json read_report(const std::string& directory);
+/// Returns the last sample of a run's journal (docs/users/journal.md); null: none is near its end.
+nlohmann::ordered_json last_sample(const std::string& directory);
 
 /// Returns the text under `key`; empty: there is none. Entries, reports and journals are read with it, since
 /// another program may have written them.

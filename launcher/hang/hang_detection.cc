@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "base/text.h"
+#include "launcher/hang/wait_state.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/host_texts.h"
 
@@ -20,6 +21,10 @@ constexpr milliseconds kLongestPeriod{5000};
 /// The kernel counts in clock ticks of 10 ms, so less than three of them may be rounding.
 constexpr milliseconds kSmallestBurst{30};
 constexpr milliseconds kLargestBurst{100};
+/// Reads and writes of files and pipes are work beyond these: an idle PyTorch worker with gloo moves under
+/// 1 KiB/s, and a checkpoint that is slower than this is not written any more.
+constexpr std::uint64_t kIdleBytes = 16u << 10;  ///< a second
+constexpr std::uint64_t kLargestIo = 1u << 20;
 constexpr std::size_t kPacemakers = 16;
 constexpr std::chrono::seconds kLongestBetweenWholes{60};
 /// A sample that is later than two periods plus this was not delayed by load.
@@ -61,6 +66,21 @@ bool ActivityTracker::fill(Meter& meter, const ProcessTime& process, Time now) c
   return true;
 }
 
+bool ActivityTracker::fill_io(Meter& meter, const ProcessTime& process, Time now) {
+  if (!process.io) return false;
+  // What it moved before the first look is not activity of now.
+  const std::uint64_t moved = meter.io && *process.io > *meter.io ? *process.io - *meter.io : 0;
+  const auto seconds = std::chrono::duration_cast<std::chrono::duration<double>>(now - meter.io_seen).count();
+  const auto leaked = static_cast<std::uint64_t>(seconds * static_cast<double>(kIdleBytes));
+  meter.io_level += moved;
+  meter.io_level -= std::min(meter.io_level, leaked);
+  meter.io = process.io;
+  meter.io_seen = now;
+  if (meter.io_level < kLargestIo) return false;
+  meter.io_level = 0;
+  return true;
+}
+
 bool ActivityTracker::add_sample(std::span<const ProcessTime> processes, bool whole, Time now) {
   std::vector<pid_t> at_work;
   std::set<pid_t> found;
@@ -75,13 +95,20 @@ bool ActivityTracker::add_sample(std::span<const ProcessTime> processes, bool wh
       // now.
       const bool is_new = process.started >= newest;
       meter = meters_
-                  .insert_or_assign(process.pid, Meter{process.started, is_new ? last_whole_ : now,
-                                                       is_new ? Time(0) : process.cpu, Time(0)})
+                  .insert_or_assign(process.pid, Meter{process.started,
+                                                       is_new ? last_whole_ : now,
+                                                       is_new ? Time(0) : process.cpu,
+                                                       Time(0),
+                                                       {},
+                                                       now,
+                                                       0})
                   .first;
     }
     found.insert(process.pid);
     if (whole) newest_ = std::max(newest_, process.started);
-    if (fill(meter->second, process, now)) at_work.push_back(process.pid);
+    const bool computes = fill(meter->second, process, now);
+    const bool moves = fill_io(meter->second, process, now);
+    if ((computes || moves) && !process.waits) at_work.push_back(process.pid);
     traced = traced || process.traced;
   }
   if (whole) {
@@ -147,7 +174,30 @@ std::vector<HangReport::StateGroup> HangReport::groups() const {
   return groups;
 }
 
+/// Titles are underlined, and a section ends where the next title begins.
+std::string ras_findings(std::string_view text) {
+  std::string found;
+  bool wanted = false;
+  while (!text.empty() && found.size() < kRasBytes) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (text.starts_with("===")) {
+      wanted = line == "Errors" || line == "Warnings";
+      continue;
+    }
+    line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+    if (!wanted || line.empty() || line.starts_with("===")) continue;
+    found += (found.empty() ? "" : "; ") + std::string(line);
+  }
+  return one_line(found.substr(0, kRasBytes));
+}
+
 void HangReport::add_stacks(std::uint32_t rank, const std::string& text) {
+  if (const std::size_t at = text.find(kRasFindings); at != std::string::npos && ras_.empty()) {
+    const std::string_view rest = std::string_view(text).substr(at + kRasFindings.size());
+    ras_ = one_line(std::string(rest.substr(0, std::min(rest.find('\n'), kRasBytes))));
+  }
   // gdb prints the constructor's name, py-spy that of the frame above it.
   if (text.find("c10d::TCPStore::TCPStore(") != std::string::npos ||
       text.find("_create_c10d_store (") != std::string::npos)
@@ -187,7 +237,13 @@ std::vector<std::uint32_t> HangReport::behind() const {
   return behind;
 }
 
-/// ": rank 3 is behind: the last reported step is 11, that of others 12"; empty if no rank is behind.
+std::vector<int> HangReport::stopped() const {
+  std::vector<int> stopped;
+  for (const auto& [rank, state] : ranks_)
+    if (state.state.ends_with(kStoppedText)) stopped.push_back(static_cast<int>(rank));
+  return stopped.size() < ranks_.size() ? stopped : std::vector<int>();
+}
+
 std::string HangReport::behind_text() const {
   const std::vector<std::uint32_t> ranks = behind();
   if (ranks.empty()) return {};
@@ -197,77 +253,118 @@ std::string HangReport::behind_text() const {
     least = std::min(least, step);
     most = std::max(most, step);
   }
-  return ": " + format_ranks({ranks.begin(), ranks.end()}) + (ranks.size() == 1 ? " is" : " are") +
+  return format_ranks({ranks.begin(), ranks.end()}) + (ranks.size() == 1 ? " is" : " are") +
          " behind: the last reported step is " + std::to_string(least) + ", that of other ranks is " +
          std::to_string(most);
 }
 
-std::string HangReport::text(std::chrono::nanoseconds quiet) const {
-  std::string text = steps_.empty() ? "no worker printed anything or used CPU time for "
-                                    : "no worker reported a step or printed anything for ";
-  text += format_elapsed(quiet) + behind_text();
-  for (const std::string& line : lines())
-    text += "\n" + line;
-  return text;
+std::string HangReport::activity(std::chrono::nanoseconds quiet) const {
+  return (steps_.empty() ? "no worker printed anything or used CPU time for "
+                         : "no worker reported a step or printed anything for ") +
+         format_elapsed(quiet);
 }
 
-HangDetector::HangDetector(std::chrono::milliseconds timeout, std::vector<std::uint32_t> ranks, Time now)
-    : timeout_(timeout), margin_(ActivityTracker::period(timeout) + kTravel), last_activity_(now) {
-  DDP_REQUIRE(timeout > Time(0), timeout.count());
+HangDetector::HangDetector(HangLimits limits, std::vector<std::uint32_t> ranks, Time now)
+    : limits_(limits), margin_(ActivityTracker::period(limits.shortest()) + kTravel), last_activity_(now) {
   for (const std::uint32_t count : ranks)
-    nodes_.push_back({count, false});
+    nodes_.push_back({count, false, false});
 }
 
-void HangDetector::quiet(std::size_t node, Time since) {
+/// A new silence begins, with reports of its own.
+void HangDetector::active_at(Time when) {
+  if (when <= last_activity_) return;
+  last_activity_ = when;
+  stalls_ = 0;
+}
+
+void HangDetector::quiet(std::size_t node, Time since, bool by_steps) {
   if (node >= nodes_.size()) return;
   nodes_[node].quiet = true;
-  last_activity_ = std::max(last_activity_, since);
+  nodes_[node].by_steps = by_steps;
+  active_at(since);
+}
+
+void HangDetector::alive(std::size_t node) {
+  if (node < nodes_.size()) nodes_[node].quiet = false;
 }
 
 void HangDetector::rank_ended(std::size_t node, Time now) {
   if (node >= nodes_.size() || nodes_[node].ranks == 0) return;
   --nodes_[node].ranks;
-  last_activity_ = std::max(last_activity_, now);
+  active_at(now);
 }
 
 void HangDetector::node_gone(std::size_t node, Time now) {
   if (node >= nodes_.size() || nodes_[node].ranks == 0) return;
   nodes_[node].ranks = 0;
-  last_activity_ = std::max(last_activity_, now);
+  active_at(now);
+}
+
+bool HangDetector::all_quiet() const {
+  const auto works = [](const Node& node) { return node.ranks > 0 && !node.quiet; };
+  const auto counts = [](const Node& node) { return node.ranks > 0; };
+  return std::ranges::none_of(nodes_, works) && std::ranges::any_of(nodes_, counts);
+}
+
+std::optional<HangDetector::Time> HangDetector::hang_due() const {
+  const auto unknown = [](const Node& node) { return node.ranks > 0 && !node.by_steps; };
+  if (limits_.hang.count() == 0 || (limits_.hang_by_steps && std::ranges::any_of(nodes_, unknown)))
+    return std::nullopt;
+  return last_activity_ + limits_.hang + margin_;
+}
+
+std::optional<HangDetector::Time> HangDetector::stall_due() const {
+  if (limits_.stall.count() == 0 || stalls_ >= kStallReports.size()) return std::nullopt;
+  return last_activity_ + limits_.stall * kStallReports.at(stalls_) + margin_;
 }
 
 std::optional<HangDetector::Time> HangDetector::deadline() const {
-  bool any = false;
-  for (const Node& node : nodes_) {
-    if (node.ranks == 0) continue;
-    if (!node.quiet) return std::nullopt;
-    any = true;
-  }
-  if (!any || timeout_ == Time(0)) return std::nullopt;
-  return last_activity_ + timeout_ + margin_;
+  if (!all_quiet()) return std::nullopt;
+  const auto hang = hang_due();
+  const auto stall = stall_due();
+  return hang && stall ? std::min(hang, stall) : hang ? hang : stall;
 }
 
-bool HangDetector::hangs(Time now) {
+HangDetector::Finding HangDetector::check(Time now) {
   const auto due = deadline();
-  if (!due || now < *due) return false;
+  if (!due || now < *due) return Finding::kNone;
   // A late look means that the master slept, and messages about activity may still wait in its sockets. They
   // get the whole time again.
-  if (now - *due <= kOverslept) return true;
-  last_activity_ = now;
-  return false;
+  if (now - std::max(*due, resumed_) > kOverslept) {
+    active_at(now);
+    return Finding::kNone;
+  }
+  // The end of the attempt comes with a report of its own.
+  if (const auto hang = hang_due(); hang && now >= *hang) return Finding::kHang;
+  ++stalls_;
+  return Finding::kStall;
 }
 
-HangInvestigation::HangInvestigation(std::chrono::milliseconds timeout, std::vector<NodeShare> nodes,
-                                     Time now)
-    : nodes_(std::move(nodes)) {
-  if (timeout.count() > 0) detector_ = HangDetector(timeout, counts(nodes_), now);
+HangInvestigation::HangInvestigation(HangLimits limits, std::vector<NodeShare> nodes, Time now)
+    : nodes_(std::move(nodes)), detector_(limits, counts(nodes_), now) {}
+
+milliseconds HangInvestigation::inspect_time(Purpose purpose) {
+  switch (purpose) {
+    case Purpose::kAsked:
+    case Purpose::kStall:
+      return milliseconds(5000);
+    case Purpose::kHang:
+      return milliseconds(14'000);
+    case Purpose::kFailed:
+      return milliseconds(1000);
+  }
+  return {};
 }
 
-std::vector<std::size_t> HangInvestigation::begin(const std::set<std::uint32_t>& ended, Time now) {
+std::vector<std::size_t> HangInvestigation::begin(Purpose purpose, const std::set<std::uint32_t>& ended,
+                                                  Time now, std::string cause) {
   DDP_REQUIRE(!inspecting(), asked_.size());
-  inspect_due_ = now + kInspectTime + kInspectSlack;
-  last_activity_ = detector_.last_activity();
-  quiet_for_ = now - last_activity_;
+  purpose_ = purpose;
+  // The others of a rank that failed are stopped after this time at the latest.
+  inspect_due_ = now + inspect_time(purpose) + (purpose == Purpose::kFailed ? Time(0) : Time(kInspectSlack));
+  cause_ = std::move(cause);
+  last_activity_ = cause_.empty() ? detector_.last_activity() : now;
+  quiet_for_ = cause_.empty() && detector_.all_quiet() ? now - last_activity_ : Time(0);
   report_ = HangReport();
   asked_.clear();
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -281,6 +378,13 @@ std::vector<std::size_t> HangInvestigation::begin(const std::set<std::uint32_t>&
   return {asked_.begin(), asked_.end()};
 }
 
+/// Debuggers stop the workers, so only a job that is about to be ended gets them.
+rendezvous::Inspect HangInvestigation::order(std::uint32_t attempt) const {
+  const bool found = purpose_ == Purpose::kStall || purpose_ == Purpose::kHang;
+  return {attempt, static_cast<std::uint32_t>(inspect_time(purpose_).count()), found && cause_.empty(), found,
+          purpose_ == Purpose::kHang};
+}
+
 void HangInvestigation::answer(std::size_t node, const rendezvous::Inspection& inspection) {
   DDP_REQUIRE(inspecting() && node < nodes_.size(), node, nodes_.size());
   if (inspection.last) {
@@ -292,15 +396,62 @@ void HangInvestigation::answer(std::size_t node, const rendezvous::Inspection& i
   }
 }
 
-std::string HangInvestigation::conclude(const std::string& files) {
+bool HangInvestigation::cancel() {
+  if (purpose_ == Purpose::kAsked || purpose_ == Purpose::kFailed || !cause_.empty()) return false;
+  return abandon();
+}
+
+HangVerdict HangInvestigation::conclude(const std::string& files, Time now) {
   DDP_REQUIRE(inspecting(), asked_.size());
   inspect_due_.reset();
-  hung_ = report_.behind();
+  detector_.resume(now);
+  const std::vector<std::uint32_t> behind = report_.behind();
   // Only a rank that alone is behind is killed at once. Of several, some may wait for another one, and the
   // revoke shows which of them answer.
-  if (hung_.size() > 1) hung_.clear();
-  std::string text =
-      "the job hung: " + report_.text(quiet_for_) + "\nstacks and state of each rank: " + files;
+  hung_.clear();
+  if (purpose_ == Purpose::kHang && behind.size() == 1) hung_ = behind;
+
+  HangVerdict verdict;
+  using Kind = HangVerdict::Kind;
+  verdict.kind = purpose_ == Purpose::kHang     ? Kind::kHung
+                 : purpose_ == Purpose::kFailed ? Kind::kFailed
+                 : quiet_for_ > Time(0)         ? Kind::kStalled
+                                                : Kind::kActive;
+  verdict.quiet = quiet_for_;
+  if (purpose_ == Purpose::kStall || purpose_ == Purpose::kHang) verdict.files = files;
+  const std::string activity = report_.activity(quiet_for_);
+  const std::string late = report_.behind_text();
+  const std::vector<int> stopped = report_.stopped();
+  if (!late.empty()) verdict.witnesses.push_back({"steps", report_.ranks(), late});
+  if (!cause_.empty()) verdict.witnesses.push_back({"output", 1, cause_});
+  if (!report_.ras().empty()) verdict.witnesses.push_back({"NCCL RAS", 0, report_.ras()});
+  if (quiet_for_ > Time(0)) verdict.witnesses.push_back({"activity", 0, activity});
+  for (const std::string& line : report_.lines())
+    verdict.witnesses.push_back({"processes", report_.ranks(), line});
+  if (const std::string hint = report_.hint(); !hint.empty()) verdict.witnesses.push_back({"hint", 0, hint});
+  // The recorders tell more (FailureLog::name_hang). In a job that is active a rank may merely be later.
+  verdict.text = !cause_.empty()        ? cause_
+                 : quiet_for_ > Time(0) ? activity
+                                        : "no rank is known to wait for another";
+  if (!stopped.empty()) {
+    verdict.text = format_ranks(stopped) + (stopped.size() == 1 ? " is " : " are ") + kStoppedText;
+    verdict.ranks = stopped;
+    verdict.confidence = HangVerdict::Confidence::kMedium;
+  } else if (!late.empty() && quiet_for_ > Time(0)) {
+    verdict.text = late;
+    verdict.ranks.assign(behind.begin(), behind.end());
+    verdict.confidence = HangVerdict::Confidence::kMedium;
+  }
+  return verdict;
+}
+
+std::string HangInvestigation::hung_text(const std::string& files) const {
+  const std::string late = report_.behind_text();
+  std::string text = "the job hung: " + (cause_.empty() ? report_.activity(quiet_for_) : cause_) +
+                     (late.empty() ? "" : ": " + late);
+  for (const std::string& line : report_.lines())
+    text += "\n" + line;
+  text += "\nstacks and state of each rank: " + files;
   if (const std::string hint = report_.hint(); !hint.empty()) text += "\nhint: " + hint;
   return text;
 }

@@ -172,7 +172,7 @@ std::string wait_text(const ThreadSnapshot& snapshot, const std::string& target)
     case 'R':
       return "running";
     case 'T':
-      return "stopped by a signal";
+      return kStoppedText;
     case 't':
       return "held by a debugger";
     case 'Z':

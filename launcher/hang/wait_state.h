@@ -23,6 +23,9 @@ void parse_syscall(std::string_view text, ThreadSnapshot& snapshot);
 /// Returns whether the thread's system call waits for the descriptor in `argument`.
 bool waits_for_descriptor(const ThreadSnapshot& snapshot);
 
+/// wait_text of a thread that SIGSTOP holds.
+inline constexpr const char* kStoppedText = "stopped by a signal";
+
 /// Describes in a few words what the thread does, equal for ranks that do the same: "running", "sleeping in
 /// poll", "sleeping in recv, 10.0.0.3:29500", "stuck in the kernel in nfs_wait_bit_killable, state D",
 /// "stopped by a signal". `target`: text of the descriptor, if known.

@@ -2,11 +2,16 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/files.h"
+#include "base/text.h"
 #include "launcher/inspection/process_inspection.h"
+#include "launcher/inspection/worker_server.h"
 #include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
@@ -17,6 +22,46 @@ using std::chrono::nanoseconds;
 
 /// The time from the end of an inspection to the master's decision.
 constexpr std::chrono::seconds kVerdictTime{3};
+
+/// An answer costs the worker CPU time, which must not look like its work.
+constexpr std::chrono::seconds kShortestBetweenLooks{5};
+constexpr std::chrono::seconds kLongestBetweenLooks{60};
+/// Unfinished operations of a group that are compared between two looks.
+constexpr std::size_t kOperations = 8;
+
+/// Bytes that a process has read and written: proc(5), /proc/PID/io. The sum counts a byte of a file twice
+/// where it was not in memory.
+std::optional<std::uint64_t> read_io(pid_t pid) {
+  const std::string text = read_start("/proc/" + std::to_string(pid) + "/io", 1024);
+  const std::vector<std::string_view> words = split_at_blanks(text);
+  std::optional<std::uint64_t> sum;
+  for (std::size_t i = 0; i + 1 < words.size(); i += 2) {
+    const std::string_view name = words[i];
+    if (name != "rchar:" && name != "wchar:" && name != "read_bytes:" && name != "write_bytes:") continue;
+    if (const auto number = parse_number<std::uint64_t>(words[i + 1])) sum = sum.value_or(0) + *number;
+  }
+  return sum;
+}
+
+/// The state of a rank's collectives as text, which changes with each one that starts or ends.
+std::string state_text(const rendezvous::FlightRecorderDump& dump) {
+  std::string text;
+  for (const rendezvous::RecordedGroup& group : dump.groups) {
+    text += group.name + ":";
+    for (const rendezvous::RecordedCollective& entry : group.entries)
+      text += " " + std::to_string(entry.sequence) + (entry.finished == 0 ? "?" : "");
+    text += "\n";
+  }
+  return text;
+}
+
+/// Returns whether an operation has been unfinished for `time`.
+bool waits_for(const rendezvous::FlightRecorderDump& dump, nanoseconds time) {
+  for (const rendezvous::RecordedGroup& group : dump.groups)
+    for (const rendezvous::RecordedCollective& entry : group.entries)
+      if (entry.finished == 0 && entry.started > 0 && dump.taken - entry.started >= time.count()) return true;
+  return false;
+}
 
 ProcessTime process_time(const ProcessStat& info, bool leader) {
   static const long kTicks = ::sysconf(_SC_CLK_TCK);
@@ -49,36 +94,87 @@ HangMonitor::HangMonitor(asio::any_io_executor executor, SendMessage send, IsOut
 
 HangMonitor::~HangMonitor() = default;
 
-void HangMonitor::begin(std::uint32_t attempt, const std::vector<std::string>& env) {
+void HangMonitor::begin(std::uint32_t attempt, std::uint32_t world_size,
+                        const std::vector<std::string>& env) {
   leaders_.clear();
   steps_.clear();
   known_.clear();
-  if (timeout_.count() == 0) return;
+  looks_.clear();
+  waiting_.clear();
+  last_word_ = last_look_ = steady_now();
+  servers_ = std::make_unique<BlockingCalls>(executor_, 1);
   stopped_ = false;
   attempt_ = attempt;
+  world_size_ = world_size;
   tracker_ = ActivityTracker(timeout_, steady_now());
   worker_path_ = value_of(env, "PATH");
   ras_address_ = value_of(env, "NCCL_RAS_ADDR");
   resume_at_ = nanoseconds(0);
-  tasks_.start(watch_workers(this));
+  if (timeout_.count() > 0) tasks_.start(watch_workers(this));
 }
 
 void HangMonitor::worker_wrote() {
-  if (!stopped_) tracker_.record_activity(steady_now());
+  if (stopped_) return;
+  last_word_ = steady_now();
+  tracker_.record_activity(last_word_);
 }
 
 void HangMonitor::worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase) {
   if (leaders_.count(rank) == 0) return;
   steps_[rank] = ReportedStep{step, phase};
-  tracker_.record_activity(steady_now());
+  last_word_ = steady_now();
+  tracker_.record_activity(last_word_);
 }
 
 Awaitable<> HangMonitor::watch_workers(HangMonitor* self) {
   while (!self->stopped_) {
     self->timer_.expires_after(ActivityTracker::period(self->timeout_));
     co_await self->timer_.async_wait(kUseTuple);
-    if (!self->stopped_ && steady_now() >= self->resume_at_ && !self->leaders_.empty()) self->sample();
+    if (self->stopped_ || steady_now() < self->resume_at_ || self->leaders_.empty()) continue;
+    self->sample();
+    if (self->look_due()) self->tasks_.start(look_at_collectives(self));
   }
+}
+
+/// A job that prints or reports steps is never looked at.
+bool HangMonitor::look_due() const {
+  const nanoseconds now = steady_now();
+  const nanoseconds quarter = timeout_ / 4;
+  return !looking_ && !all_step() && now - last_word_ >= quarter &&
+         now - last_look_ >= std::clamp<nanoseconds>(quarter, kShortestBetweenLooks, kLongestBetweenLooks);
+}
+
+/// A rank that waits in a collective may spin there, or sleep. A collective that starts or ends is progress.
+Awaitable<> HangMonitor::look_at_collectives(HangMonitor* self) {
+  self->looking_ = true;
+  const std::uint32_t attempt = self->attempt_;
+  const nanoseconds waited = self->timeout_ / 4;
+  std::set<std::uint32_t> waiting;
+  const InspectedWorkers leaders = self->leaders_;  // workers may end meanwhile
+  for (const auto& [rank, leader] : leaders) {
+    if (leader.server.empty()) continue;
+    const auto until = ProcessInspection::Clock::now() + kServerTime;
+    rendezvous::FlightRecorderDump dump;
+    dump.rank = static_cast<int>(rank);
+    dump.world_size = static_cast<int>(self->world_size_);
+    dump.taken = nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+    std::function<Result<rendezvous::FlightRecorderDump>()> ask = [path = leader.server, dump, until] {
+      const auto read =
+          read_torch_answers(ask_worker_server(path, ServerQuestion::kRecord, until), dump, 1, kOperations);
+      return Result<rendezvous::FlightRecorderDump>(read.value_or(rendezvous::FlightRecorderDump()));
+    };
+    const auto answer = co_await self->servers_->run(std::move(ask), until);
+    if (self->stopped_ || self->attempt_ != attempt) break;
+    if (!answer || answer->groups.empty()) continue;
+    std::string state = state_text(*answer);
+    const auto last = self->looks_.find(rank);
+    if (last != self->looks_.end() && last->second != state) self->tracker_.record_activity(steady_now());
+    self->looks_[rank] = std::move(state);
+    if (waits_for(*answer, waited)) waiting.insert(rank);
+  }
+  self->waiting_ = std::move(waiting);
+  self->last_look_ = steady_now();
+  self->looking_ = false;
 }
 
 void HangMonitor::sample() {
@@ -88,7 +184,7 @@ void HangMonitor::sample() {
   // only then all of /proc.
   if (output_paused_())
     tracker_.record_activity(steady_now());
-  else if (!all_step() && !sample_some() && !sample_processes(known_, false) &&
+  else if (!all_step() && !sample_some() && !sample_processes(known_, false, true) &&
            tracker_.whole_due(steady_now()))
     sample_trees();
   report_changes();
@@ -98,28 +194,37 @@ void HangMonitor::sample() {
 /// then.
 bool HangMonitor::sees_work() {
   if (output_paused_()) return true;
-  return !all_step() && (sample_some() || sample_processes(known_, false) || sample_trees());
+  return !all_step() && (sample_some() || sample_processes(known_, false, true) || sample_trees());
 }
 
 void HangMonitor::report_changes() {
   const auto change = tracker_.poll_change(steady_now());
   if (!change) return;
-  send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count())});
+  send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count()),
+                          all_step()});
 }
 
 /// Reads a few files, which suffices while the job works.
 bool HangMonitor::sample_some() {
-  return sample_processes(tracker_.pacemakers(), false);
+  RanksOfProcesses some;
+  for (const pid_t pid : tracker_.pacemakers())
+    if (const auto known = known_.find(pid); known != known_.end()) some.insert(*known);
+  return sample_processes(some, false, false);
 }
 
-bool HangMonitor::sample_processes(const std::vector<pid_t>& pids, bool whole) {
+bool HangMonitor::sample_processes(const RanksOfProcesses& processes, bool whole, bool files) {
   std::vector<ProcessTime> times;
-  for (const pid_t pid : pids) {
-    if (const auto info = read_stat(pid)) times.push_back(process_time(*info, false));
-  }
-  for (const auto& [rank, pid] : leaders_) {
-    if (const auto info = read_stat(pid)) times.push_back(process_time(*info, true));
-  }
+  const auto add = [&](pid_t pid, std::uint32_t rank, bool leader) {
+    const auto info = read_stat(pid);
+    if (!info) return;
+    times.push_back(process_time(*info, leader));
+    times.back().waits = waiting_.contains(rank);
+    if (files) times.back().io = read_io(pid);
+  };
+  for (const auto& [pid, rank] : processes)
+    add(pid, rank, false);
+  for (const auto& [rank, leader] : leaders_)
+    add(leader.pid, rank, true);
   return tracker_.add_sample(times, whole, steady_now());
 }
 
@@ -127,17 +232,17 @@ bool HangMonitor::sample_trees() {
   const ProcessForest forest;
   known_.clear();
   for (const auto& [rank, leader] : leaders_) {
-    for (const ProcessInfo& info : forest.tree(leader)) {
+    for (const ProcessInfo& info : forest.tree(leader.pid)) {
       // Leaders are sampled in any case.
-      if (info.pid != leader) known_.push_back(info.pid);
+      if (info.pid != leader.pid) known_.emplace(info.pid, rank);
     }
   }
-  return sample_processes(known_, true);
+  return sample_processes(known_, true, true);
 }
 
 void HangMonitor::inspect(const rendezvous::Inspect& request) {
   if (stopped_ || inspection_ || request.attempt != attempt_) return;
-  if (sees_work()) {  // check before debuggers stop the workers
+  if (request.unless_active && sees_work()) {  // check before debuggers stop the workers
     tracker_.record_activity(steady_now());
     report_changes();
     // Without any rank: the node has answered, and the Quiet message before it ends the master's inspection.
@@ -153,11 +258,21 @@ void HangMonitor::inspect(const rendezvous::Inspect& request) {
   options.worker_path = worker_path_;
   options.ras_address = ras_address_;
   options.deadline = ProcessInspection::Clock::now() + milliseconds(request.timeout_ms);
+  options.world_size = world_size_;
+  options.debuggers = request.debuggers;
+  options.send_collectives = [this](const rendezvous::WorkerCollectives& found) { send_(found); };
   // Debuggers stop and continue the workers. When all nodes have answered, the master either stops the job,
   // or workers of another node are active again and monitoring continues.
-  resume_at_ = steady_now() + milliseconds(request.timeout_ms) + kVerdictTime;
+  if (request.debuggers) resume_at_ = steady_now() + milliseconds(request.timeout_ms) + kVerdictTime;
   inspection_ = std::make_unique<ProcessInspection>(
-      executor_, std::move(options), [this](const rendezvous::Inspection& found) { report(found); });
+      executor_, std::move(options), [this, texts = request.texts](const rendezvous::Inspection& found) {
+        rendezvous::Inspection wanted = found;
+        if (!texts) {  // only what goes into the verdict
+          const std::size_t at = found.text.find(kRasFindings);
+          wanted.text = at == std::string::npos ? "" : found.text.substr(at, found.text.find('\n', at) - at);
+        }
+        if (found.last || !wanted.text.empty() || !found.state.empty()) report(std::move(wanted));
+      });
   tasks_.start(run_inspection(this));
 }
 
@@ -183,6 +298,7 @@ Awaitable<> HangMonitor::run_inspection(HangMonitor* self) {
 void HangMonitor::stop() {
   stopped_ = true;
   timer_.cancel();
+  if (servers_) servers_->stop();
   if (inspection_) inspection_->cancel();
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,10 @@
 namespace ddp::launcher {
 
 /// The agent's part in hang detection, for one attempt after another. Samples the workers' activity, notifies
-/// the master when it changes (Quiet), and inspects the workers on request (Inspect). Costs nothing between
-/// samples. Loop thread; the owner keeps the object alive until `idle` has returned.
+/// the master when it changes (Quiet), and inspects the workers on request (Inspect). Workers that are silent
+/// for a while are looked at more closely: PyTorch's recorder tells which of them wait in a collective, where
+/// they may spin. Costs nothing between samples. Loop thread; the owner keeps the object alive until `idle`
+/// has returned.
 class HangMonitor {
  public:
   using SendMessage = std::function<void(const rendezvous::Message&)>;
@@ -29,12 +32,12 @@ class HangMonitor {
   HangMonitor(asio::any_io_executor executor, SendMessage send, IsOutputPaused is_output_paused);
   ~HangMonitor();
 
-  /// The time without activity after which workers hang; 0 (the default): attempts are not monitored.
+  /// The shortest time without activity that the master acts on; 0 (the default): attempts are not monitored.
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   /// Call before the workers of an attempt start, when `idle`. `env`: their environment, for PATH and
   /// NCCL_RAS_ADDR.
-  void begin(std::uint32_t attempt, const std::vector<std::string>& env);
-  void worker_started(std::uint32_t rank, pid_t pid) { leaders_[rank] = pid; }
+  void begin(std::uint32_t attempt, std::uint32_t world_size, const std::vector<std::string>& env);
+  void worker_started(std::uint32_t rank, InspectedWorker worker) { leaders_[rank] = std::move(worker); }
   void worker_ended(std::uint32_t rank) {
     leaders_.erase(rank);
     steps_.erase(rank);
@@ -59,11 +62,14 @@ class HangMonitor {
   void sample();
   void report_changes();
   bool all_step() const { return !leaders_.empty() && steps_.size() == leaders_.size(); }
+  bool look_due() const;
+  static Awaitable<> look_at_collectives(HangMonitor* self);
   bool sees_work();
   void report(rendezvous::Inspection inspection);
   bool sample_some();
-  /// Samples these processes and the leaders.
-  bool sample_processes(const std::vector<pid_t>& pids, bool whole);
+  using RanksOfProcesses = std::map<pid_t, std::uint32_t>;
+  /// Samples these processes and the leaders. `files`: also what they read and write.
+  bool sample_processes(const RanksOfProcesses& processes, bool whole, bool files);
   bool sample_trees();
 
   asio::any_io_executor executor_;
@@ -72,18 +78,25 @@ class HangMonitor {
   SendMessage send_;
   IsOutputPaused output_paused_;
   ActivityTracker tracker_;
-  std::map<std::uint32_t, pid_t> leaders_;  ///< the live ranks
+  std::uint32_t world_size_ = 0;
+  InspectedWorkers leaders_;  ///< the live ranks
   struct ReportedStep {
     std::uint64_t step = 0;
     std::string phase;
   };
   std::map<std::uint32_t, ReportedStep> steps_;  ///< of the live ranks that report steps
-  std::vector<pid_t> known_;  ///< other processes of the trees, as of the last whole sample
+  RanksOfProcesses known_;                      ///< other processes of the trees, as of the last whole sample
+  std::chrono::nanoseconds last_word_{0};       ///< of the workers: output or a step
+  std::chrono::nanoseconds last_look_{0};       ///< at their collectives
+  std::map<std::uint32_t, std::string> looks_;  ///< what each rank's recorder told last, as text
+  std::set<std::uint32_t> waiting_;             ///< ranks that wait in a collective since the last look
+  bool looking_ = false;
   std::string worker_path_;
   std::string ras_address_;
   std::unique_ptr<ProcessInspection> inspection_;
   std::chrono::nanoseconds resume_at_{0};  ///< no samples before: debuggers disturb the workers
   asio::steady_timer timer_;
+  std::unique_ptr<BlockingCalls> servers_;  ///< of this attempt
   TaskGroup tasks_;
   bool stopped_ = true;
 };

@@ -21,7 +21,9 @@
 #include "base/text.h"
 #include "base/tool_run.h"
 #include "base/unique_fd.h"
+#include "launcher/hang/hang_detection.h"
 #include "launcher/hang/wait_state.h"
+#include "launcher/inspection/worker_server.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
@@ -246,6 +248,8 @@ constexpr milliseconds kWorthwhile{500};
 /// gdb reads the symbols of every library, which takes gigabytes for a CUDA build of PyTorch.
 constexpr std::size_t kToolsAtOnce = 2;
 constexpr seconds kRasTime{2};
+/// As many that do not answer leave time for no other.
+constexpr int kServersAtOnce = 16;
 constexpr milliseconds kForLast{300};  ///< reserved before the deadline for the last message
 
 std::string own_path() {
@@ -283,15 +287,22 @@ std::string attach_note() {
 }  // namespace
 
 ProcessInspection::ProcessInspection(asio::any_io_executor executor, Options options, ReportInspection report)
-    : executor_(executor), options_(std::move(options)), report_(std::move(report)), tasks_(executor) {}
+    : executor_(executor),
+      options_(std::move(options)),
+      report_(std::move(report)),
+      servers_(executor, kServersAtOnce),
+      tasks_(executor) {}
 
 Awaitable<> ProcessInspection::run() {
-  py_spy_ = find_tool("py-spy", options_.worker_path);
-  gdb_ = find_tool("gdb", options_.worker_path);
-  attach_note_ = attach_note();
+  if (options_.debuggers) {
+    py_spy_ = find_tool("py-spy", options_.worker_path);
+    gdb_ = find_tool("gdb", options_.worker_path);
+    attach_note_ = attach_note();
+  }
   co_await sample_all();
+  co_await ask_servers();
   sort_by_rarity();
-  for (std::size_t i = 0; i < std::min(kToolsAtOnce, waiting_.size()); ++i)
+  for (std::size_t i = 0; options_.debuggers && i < std::min(kToolsAtOnce, waiting_.size()); ++i)
     tasks_.start(dump_some(this));
   tasks_.start(ask_nccl(this));
   co_await tasks_.all_ends();
@@ -303,6 +314,7 @@ Awaitable<> ProcessInspection::run() {
 
 void ProcessInspection::cancel() {
   cancelled_ = true;
+  servers_.stop();
   // A process that a debugger has stopped takes no other signal. Each tool leads its own process group.
   for (const pid_t pid : pids_)
     ::kill(-pid, SIGKILL);
@@ -313,15 +325,74 @@ Awaitable<> ProcessInspection::sample_all() {
   // One pass over /proc for all ranks of the node.
   const ProcessForest forest;
   for (const auto& [rank, leader] : options_.leaders) {
-    const ProcessSnapshot snapshot = take_snapshot(leader, forest);
+    const ProcessSnapshot snapshot = take_snapshot(leader.pid, forest);
     if (cancelled_) co_return;
     // Sent before any debugger runs: if the time is over then, the states are there.
     report_pieces(rank, snapshot.state,
-                  "rank " + std::to_string(rank) + ", pid " + std::to_string(leader) + ": " + snapshot.state +
-                      "\n" + snapshot.text);
-    waiting_.push_back({rank, snapshot.subject, snapshot.state, is_python(snapshot.subject)});
+                  "rank " + std::to_string(rank) + ", pid " + std::to_string(leader.pid) + ": " +
+                      snapshot.state + "\n" + snapshot.text);
+    waiting_.push_back({rank, snapshot.subject, snapshot.state, is_python(snapshot.subject), leader.server});
     co_await asio::post(executor_, asio::use_awaitable);
   }
+}
+
+/// Before any debugger stops a worker, since its server would not answer then.
+Awaitable<> ProcessInspection::ask_servers() {
+  TaskGroup asked(executor_);
+  for (Subject& subject : waiting_) {
+    // The hook makes the socket, so without it the rank has no server.
+    if (!subject.server.empty() && ::access(subject.server.c_str(), F_OK) == 0)
+      asked.start(ask_server(this, &subject));
+  }
+  co_await asked.all_ends();
+}
+
+Awaitable<> ProcessInspection::ask_server(ProcessInspection* self, Subject* subject) {
+  rendezvous::FlightRecorderDump dump;
+  dump.rank = static_cast<int>(subject->rank);
+  dump.world_size = static_cast<int>(self->options_.world_size);
+  dump.attempt = self->options_.attempt;
+  // The recorder's times are of this clock, too.
+  dump.taken = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                   std::chrono::system_clock::now().time_since_epoch())
+                   .count();
+  if (subject->state == kStoppedText) {  // no thread of it answers
+    dump.place = kStoppedText;
+    self->send_dump(dump);
+    co_return;
+  }
+  const auto until = std::min(self->options_.deadline - kForLast, Clock::now() + kServerTime);
+  // A record has megabytes, so it is parsed there, too.
+  std::function<Result<ServerAnswer>()> ask = [path = subject->server, dump = std::move(dump),
+                                               only_stacks = !self->options_.send_collectives, until] {
+    rendezvous::TorchAnswers answers =
+        ask_worker_server(path, only_stacks ? ServerQuestion::kStacks : ServerQuestion::kAll, until);
+    ServerAnswer answer;
+    if (!only_stacks)
+      answer.dump = read_torch_answers(answers, dump, rendezvous::kFinishedReported, rendezvous::kReported);
+    answer.stacks = std::move(answers.stacks);
+    return Result<ServerAnswer>(std::move(answer));
+  };
+  const auto answer = co_await self->servers_.run(std::move(ask), until);
+  if (!answer || self->cancelled_) co_return;
+  const std::string place = rendezvous::script_place(answer->stacks);
+  subject->stacks = !place.empty();
+  if (subject->stacks) {
+    subject->state += ", " + one_line(place);
+    std::string text = "== PyTorch's worker server\n" + answer->stacks;
+    if (!text.ends_with('\n')) text += '\n';
+    text.resize(std::min(text.size(), self->text_left_));
+    self->text_left_ -= text.size();
+    self->report_pieces(subject->rank, subject->state, text);
+  }
+  if (answer->dump) self->send_dump(*answer->dump);
+}
+
+/// Sends what the master compares between the ranks.
+void ProcessInspection::send_dump(const rendezvous::FlightRecorderDump& dump) {
+  if (options_.send_collectives)
+    options_.send_collectives(
+        {options_.attempt, static_cast<std::uint32_t>(dump.rank), rendezvous::dump_text(dump)});
 }
 
 /// Time may not suffice for all ranks, so ranks in a rare state come first: they are more informative.
@@ -342,6 +413,7 @@ Awaitable<> ProcessInspection::dump_some(ProcessInspection* self) {
 }
 
 Awaitable<> ProcessInspection::dump(Subject subject) {
+  if (py_spy_.empty() && gdb_.empty() && subject.stacks) co_return;
   if (py_spy_.empty() && gdb_.empty()) {
     add_text(subject.rank,
              "no stacks: neither py-spy nor gdb was found on this node (`pip install py-spy` where the "
@@ -353,7 +425,7 @@ Awaitable<> ProcessInspection::dump(Subject subject) {
   if (subject.python && !py_spy_.empty()) {
     std::vector<std::string> argv = {py_spy_, "dump", "--pid", pid};
     co_await run_one(subject, "py-spy", std::move(argv));
-  } else if (subject.python) {
+  } else if (subject.python && !subject.stacks) {
     add_text(subject.rank, "no Python stack: py-spy was not found on this node (`pip install py-spy`)\n");
   }
   if (!gdb_.empty()) {
@@ -413,10 +485,15 @@ void ProcessInspection::report_pieces(std::uint32_t rank, const std::string& sta
 Awaitable<> ProcessInspection::ask_nccl(ProcessInspection* self) {
   RasAddress where;
   if (self->options_.leaders.empty() || !parse_ras_address(self->options_.ras_address, where)) co_return;
-  const std::string answer = co_await ask_ras(where, kRasTime, kToolText);
+  const auto left =
+      std::chrono::duration_cast<milliseconds>(self->options_.deadline - kForLast - Clock::now());
+  const std::string answer =
+      co_await ask_ras(where, std::clamp<milliseconds>(left, milliseconds(0), kRasTime), kToolText);
   if (answer.empty()) co_return;
-  self->add_text(self->options_.leaders.begin()->first, "== NCCL RAS, " + where.address.to_string() + ":" +
-                                                            std::to_string(where.port) + "\n" + answer);
+  const std::string found = ras_findings(answer);
+  self->add_text(self->options_.leaders.begin()->first,
+                 "== NCCL RAS, " + where.address.to_string() + ":" + std::to_string(where.port) + "\n" +
+                     (found.empty() ? "" : std::string(kRasFindings) + found + "\n") + answer);
 }
 
 // ---- NCCL's own diagnosis

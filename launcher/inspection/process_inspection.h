@@ -8,13 +8,16 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/asio.h"
+#include "base/blocking_calls.h"
 #include "launcher/keeper/process_table.h"
+#include "rendezvous/flight_recorder/torch_record.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -44,18 +47,30 @@ struct ProcessSnapshot {
 /// process with a hundred threads.
 ProcessSnapshot take_snapshot(pid_t leader, const ProcessForest& forest);
 
-/// Finds out on a node where its workers hang. Reports the state of each worker from /proc first, then stacks
-/// from py-spy and gdb if installed, and NCCL's own diagnosis. Never blocks the loop: tools are children with
-/// a deadline. Loop thread.
+/// A live worker.
+struct InspectedWorker {
+  pid_t pid = 0;
+  std::string server;  ///< WorkerSockets::server; empty: none
+};
+using InspectedWorkers = std::map<std::uint32_t, InspectedWorker>;  ///< by rank
+
+/// Finds out on a node where its workers hang. Reports the state of each worker from /proc first, then what
+/// PyTorch's worker servers say, then stacks from py-spy and gdb if installed, and NCCL's own diagnosis.
+/// Never blocks the loop: servers are asked on other threads, and tools are children with a deadline. Loop
+/// thread.
 class ProcessInspection {
  public:
   using Clock = std::chrono::steady_clock;
   struct Options {
     std::uint32_t attempt = 0;
-    std::map<std::uint32_t, pid_t> leaders;  ///< the live ranks
-    std::string worker_path;                 ///< PATH of the workers; may lead to a py-spy
-    std::string ras_address;                 ///< NCCL_RAS_ADDR of the workers; empty: NCCL's default
+    InspectedWorkers leaders;  ///< the live ranks
+    std::string worker_path;   ///< PATH of the workers; may lead to a py-spy
+    std::string ras_address;   ///< NCCL_RAS_ADDR of the workers; empty: NCCL's default
     Clock::time_point deadline;
+    std::uint32_t world_size = 0;
+    bool debuggers = true;  ///< py-spy and gdb, which stop a worker for seconds
+    /// Gets the collectives of each rank whose server answers. Null: only stacks are asked for.
+    std::function<void(const rendezvous::WorkerCollectives&)> send_collectives = {};
   };
   using ReportInspection = std::function<void(const rendezvous::Inspection&)>;
 
@@ -80,8 +95,18 @@ class ProcessInspection {
     pid_t pid = 0;
     std::string state;
     bool python = false;
+    std::string server;   ///< InspectedWorker::server
+    bool stacks = false;  ///< the server has told them
   };
   Awaitable<> sample_all();
+  /// What is left of a server's answers.
+  struct ServerAnswer {
+    std::string stacks;
+    std::optional<rendezvous::FlightRecorderDump> dump;
+  };
+  Awaitable<> ask_servers();
+  static Awaitable<> ask_server(ProcessInspection* self, Subject* subject);
+  void send_dump(const rendezvous::FlightRecorderDump& dump);
   static Awaitable<> dump_some(ProcessInspection* self);
   Awaitable<> dump(Subject subject);
   Awaitable<> run_one(Subject subject, std::string tool, std::vector<std::string> argv);
@@ -99,6 +124,7 @@ class ProcessInspection {
   std::string gdb_;
   std::string attach_note_;  ///< why this machine refuses debuggers; empty: it does not
   std::size_t text_left_ = kNodeText;
+  BlockingCalls servers_;
   TaskGroup tasks_;
   bool cancelled_ = false;
 };

@@ -6,6 +6,12 @@
 
 namespace ddp::launcher {
 
+std::string WatchRule::text() const {
+  constexpr std::size_t kShown = 60;
+  return "--watch '" + pattern.substr(0, kShown) + (pattern.size() > kShown ? "…" : "") + '=' +
+         kActions.at(static_cast<std::size_t>(action)) + '\'';
+}
+
 StreamChoice operator|(const StreamChoice& one, const StreamChoice& other) {
   StreamChoice both;
   both.others = one.others | other.others;
@@ -55,26 +61,18 @@ JoinJob join_job(const JobSpec& spec) {
 }
 
 rendezvous::JobStart lay_over(const rendezvous::JobStart& master, const JoinJob& own) {
-  rendezvous::JobStart job;
-  // Field by field, since this function alone decides what comes from where (decision 0015): what it does not
-  // name stays empty.
-  job.job_id = master.job_id;
-  job.host = master.host;
+  // A setting of the whole job comes from the master. All that says what runs on a node, and in which
+  // environment, is named here, so that nothing of it comes from another machine (decision 0015).
+  rendezvous::JobStart job = master;
   job.command_kind = static_cast<std::uint8_t>(own.command.kind);
   job.argv = own.command.argv;
   job.python = own.command.python;
   job.chdir = own.chdir;
+  job.env.clear();
   job.explicit_env = own.explicit_env;
+  job.devices.clear();
+  job.local = false;
   job.setup = own.setup;
-  job.stdin_to_rank0 = master.stdin_to_rank0;
-  job.master_timeout_ms = master.master_timeout_ms;
-  job.link_grace_ms = master.link_grace_ms;
-  job.credit = master.credit;
-  job.hang_timeout_ms = master.hang_timeout_ms;
-  job.stop_leaders = master.stop_leaders;
-  job.predecessor = master.predecessor;
-  job.predecessor_clock_ns = master.predecessor_clock_ns;
-  job.keepers = master.keepers;
   return job;
 }
 

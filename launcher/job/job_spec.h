@@ -49,6 +49,7 @@ struct OutputOptions {
   StreamChoice redirects;               ///< --redirects: to files in log_dir, not shown
   StreamChoice tee;                     ///< --tee: to files in log_dir, and shown
   std::string log_dir;                  ///< this run's, below --log-dir; empty: none
+  std::string tensorboard;              ///< the event file of --tensorboard, absolute; empty: none
   std::uint64_t log_max_size = 0;   ///< --log-max-size, bytes of one file before it is rotated; 0: no limit
   std::uint32_t log_max_parts = 0;  ///< parts of a rotated file to keep, the newest; 0: all
   bool jsonl = false;               ///< --jsonl: committed lines as JSON in the job directory
@@ -117,6 +118,17 @@ struct Hook {
   std::string command;  ///< for sh -c
 };
 
+/// --watch: what follows from a line of a worker's output that matches a pattern (docs/users/hang.md).
+struct WatchRule {
+  enum class Action : std::uint8_t { kReport, kHang, kFail };
+  static constexpr std::array<const char*, 3> kActions{"report", "hang", "fail"};  ///< names, by Action
+  std::string pattern;  ///< of LinePatterns, and valid
+  Action action = Action::kReport;
+
+  /// Returns "--watch 'REGEX=ACTION'", with a long pattern cut.
+  std::string text() const;
+};
+
 /// One validated job: everything that the user asked for, and nothing discovered later. The options
 /// (apps/ddplaunch) create it; all of launcher/ reads it.
 struct JobSpec {
@@ -167,7 +179,12 @@ struct JobSpec {
   int max_restarts = 0;                              ///< of the whole job, for any node or rank
   std::chrono::milliseconds restart_backoff{1'000};  ///< before the first restart; doubles to 60 s
   std::chrono::milliseconds hang_timeout{0};         ///< 0: no hang detection
+  bool hang_by_steps = false;  ///< it holds only where all workers report steps (the default of elastic jobs)
+  std::chrono::milliseconds report_stalls = std::chrono::minutes(10);  ///< 0: stalls are not reported
+  bool no_diagnosis = false;  ///< Python workers get no hook (docs/users/hang.md)
+  std::vector<WatchRule> watch;
   std::vector<Hook> hooks;
+  std::string host_history;      ///< directory of the failures of hosts, absolute; empty: none
   std::string report_path;       ///< --report, absolute or kReportToStdout; empty: none
   std::string job_dir;           ///< absolute
   std::string fallback_job_dir;  ///< used when the user cannot write to job_dir; empty: --job-dir was given
@@ -175,6 +192,10 @@ struct JobSpec {
   bool quiet = false;    ///< print errors only
   bool verbose = false;  ///< print each step
 };
+
+/// JobSpec::hang_timeout of a job that may restart, without --hang-timeout. A step or evaluation may take
+/// minutes.
+constexpr std::chrono::milliseconds kElasticHang = std::chrono::minutes(10);
 
 /// Returns for how long a node may run workers without a word of the master. An outage of `node_timeout` must
 /// not end them, and TCP may need twice that time until it has resent what was lost

@@ -394,12 +394,27 @@ void add_telemetry(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base)
   add(vars, "TRACEPARENT", "00-" + ids.substr(0, 32) + "-" + ids.substr(32, 16) + "-01");
 }
 
+// The hook must be found before the user's own sitecustomize, which it executes.
+void add_python_hook(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
+  if (facts.python_hook.empty() || facts.sockets.server.empty()) return;
+  const std::string* own = find_env(base, "PYTHONPATH");
+  add(vars, "PYTHONPATH", facts.python_hook + (own && !own->empty() ? ':' + *own : ""));
+  add(vars, "DDPLAUNCH_DIAGNOSIS", facts.sockets.server);
+}
+
 // The connections of every framework go to rank 0's address.
 void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
   const auto list = no_proxy_list(base, {"localhost", "127.0.0.1", facts.spawn.master_addr});
   if (!list) return;
   add(vars, "no_proxy", *list);
   add(vars, "NO_PROXY", *list);
+}
+
+/// A process can use only one instance of a divided GPU (MIG), so each worker sees only its own.
+std::string devices_of(const WorkerFacts& facts) {
+  const auto is_instance = [](const std::string& name) { return name.starts_with("MIG-"); };
+  if (std::ranges::none_of(facts.devices, is_instance)) return join(facts.devices, ",");
+  return facts.devices[facts.local_rank % facts.devices.size()];
 }
 
 }  // namespace
@@ -415,7 +430,8 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   add_family(made.vars, facts, base);
   add_no_proxy(made.vars, facts, base);
   add_telemetry(made.vars, facts, base);
-  if (!facts.devices.empty()) add(made.vars, "CUDA_VISIBLE_DEVICES", join(facts.devices, ","));
+  add_python_hook(made.vars, facts, base);
+  if (!facts.devices.empty()) add(made.vars, "CUDA_VISIBLE_DEVICES", devices_of(facts));
   if (!find_env(base, "PYTHONUNBUFFERED")) add(made.vars, "PYTHONUNBUFFERED", "1");
   if (!find_env(base, "OMP_NUM_THREADS")) {
     made.omp_threads = std::max(facts.omp_threads, 1);

@@ -94,6 +94,7 @@ Result<> check_exec_size(const EnvVars& vars, std::span<const std::string> argv,
 struct WorkerSockets {
   std::string control;  ///< value of DDPLAUNCH_CONTROL; empty: none could be made
   std::string metrics;  ///< value of DDPLAUNCH_METRICS; empty as above
+  std::string server;   ///< where PyTorch's worker server may listen, for the hook; empty as above
 };
 
 /// The inputs of one worker's variables, as plain data.
@@ -103,6 +104,7 @@ struct WorkerFacts {
   std::string job_id;
   WorkerSockets sockets = {};    ///< DDPLAUNCH_CONTROL and DDPLAUNCH_METRICS; empty: not set
   std::string collectives = {};  ///< DDPLAUNCH_COLLECTIVES (FlightRecorderBoard::path); empty: not set
+  std::string python_hook = {};  ///< directory of write_python_hook, for PYTHONPATH; empty: no hook
   std::string error_file;        ///< file for PyTorch's `@record`; empty: not set
 
   int omp_threads = 1;               ///< omp_threads_for(); used only if the user set none
@@ -118,8 +120,8 @@ struct WorkerEnv {
 
 /// Returns the variables of one worker: those of torchrun, DeepSpeed, NCCL and ddplaunch. `base` (merge_env's
 /// result) is used only for variables that keep the user's own value: OMP_NUM_THREADS, PYTHONUNBUFFERED,
-/// *_SOCKET_IFNAME, NCCL_SOCKET_FAMILY, proxies, *NCCL_ASYNC_ERROR_HANDLING, OTEL_RESOURCE_ATTRIBUTES,
-/// TRACEPARENT.
+/// *_SOCKET_IFNAME, NCCL_SOCKET_FAMILY, proxies, PYTHONPATH, *NCCL_ASYNC_ERROR_HANDLING,
+/// OTEL_RESOURCE_ATTRIBUTES, TRACEPARENT.
 WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base);
 
 /// Returns whether every worker gets this variable from ddplaunch, so that a value of the user is lost: RANK,

@@ -26,7 +26,7 @@ constexpr int kRemoveTries = 100;
 
 }  // namespace
 
-AttemptTree::AttemptTree(asio::any_io_executor executor, KeeperLink& keeper)
+AttemptTree::AttemptTree(asio::any_io_executor executor, KeeperSocket& keeper)
     : executor_(std::move(executor)), keeper_(keeper) {}
 
 const TreeScope& AttemptTree::begin(std::uint32_t attempt) {

@@ -21,7 +21,7 @@ namespace ddp::launcher {
 class AttemptTree {
  public:
   /// `keeper` must outlive the object.
-  AttemptTree(asio::any_io_executor executor, KeeperLink& keeper);
+  AttemptTree(asio::any_io_executor executor, KeeperSocket& keeper);
 
   void set_job(std::string job_id) { scope_.job_id = std::move(job_id); }
 
@@ -41,7 +41,7 @@ class AttemptTree {
   bool anything_left() const { return has_children() || (scope_.cgroup && !scope_.cgroup->pids().empty()); }
 
   asio::any_io_executor executor_;
-  KeeperLink& keeper_;
+  KeeperSocket& keeper_;
   TreeScope scope_;
   std::string how_;
 };

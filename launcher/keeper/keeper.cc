@@ -33,14 +33,14 @@
 
 namespace ddp::launcher {
 
-bool KeeperLink::is_keeper_alive() const {
+bool KeeperSocket::is_keeper_alive() const {
   pollfd entry{socket_.get(), POLLIN, 0};
   return getppid() == keeper_ && poll(&entry, 1, 0) != 1;
 }
 
 /// A full socket means that the keeper is stopped. On waking it reads the queued packets, which suffice as
 /// renewals.
-void KeeperLink::send(int kind, std::string_view text) {
+void KeeperSocket::send(int kind, std::string_view text) {
   while (!unsent_.empty() && send_now(unsent_.front().first, unsent_.front().second))
     unsent_.pop_front();
   // In order: "the group is gone" must not arrive before the packet that named the group. A late renewal is
@@ -49,7 +49,7 @@ void KeeperLink::send(int kind, std::string_view text) {
   if (!sent && kind != KeeperPacket::kRenew) unsent_.emplace_back(kind, text);
 }
 
-bool KeeperLink::send_now(int kind, std::string_view text) {
+bool KeeperSocket::send_now(int kind, std::string_view text) {
   KeeperPacket packet;
   packet.kind = kind;
   packet.sent_ns = boot_now().count();
@@ -190,7 +190,7 @@ class Keeper {
   pid_t parent_;  ///< the master, or the SSH session; 0: outside of our PID namespace, or it has ended
   UniqueFd parent_fd_;
   UniqueFd socket_;
-  char* stop_sender_;  ///< KeeperLink::stop_sender; nullptr: no memory
+  char* stop_sender_;  ///< KeeperSocket::stop_sender; nullptr: no memory
   UniqueFd signals_;
   UniqueFd lease_end_;
   std::int64_t lease_end_ns_ = 0;       ///< CLOCK_BOOTTIME; 0: no lease
@@ -443,19 +443,19 @@ sigset_t watched_signals() {
 }
 
 int be_agent(UniqueFd socket, pid_t keeper, const char* stop_sender,
-             const std::function<int(KeeperLink&)>& agent_main) {
+             const std::function<int(KeeperSocket&)>& agent_main) {
   // SIGKILL would be wrong: it would leave the workers' orphans to no one. SIGCONT wakes a stopped agent,
   // which then sees that the socket is closed.
   prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);
   // A signal to the keeper's whole process group must not hit both processes.
   setsid();
-  KeeperLink link(std::move(socket), keeper, stop_sender);
+  KeeperSocket link(std::move(socket), keeper, stop_sender);
   return agent_main(link);
 }
 
 }  // namespace
 
-int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main) {
+int run_keeper(const KeeperOptions& options, const std::function<int(KeeperSocket&)>& agent_main) {
   // An inherited SIG_IGN would discard the exit statuses.
   signal(SIGCHLD, SIG_DFL);
   // Slurm sends these signals to every process of a step before its time is over (--signal=USR1@60). They are

@@ -41,10 +41,10 @@ inline constexpr std::size_t kKeeperPacketHead = offsetof(KeeperPacket, text);
 
 /// The agent's end of the socket to its keeper. One thread. No call blocks or reports failure; watch_fd()
 /// reports the keeper's end.
-class KeeperLink {
+class KeeperSocket {
  public:
   /// `stop_sender`: see stop_sender(); nullptr: unknown.
-  KeeperLink(UniqueFd socket, pid_t keeper, const char* stop_sender = nullptr)
+  KeeperSocket(UniqueFd socket, pid_t keeper, const char* stop_sender = nullptr)
       : socket_(std::move(socket)), keeper_(keeper), stop_sender_(stop_sender) {}
 
   /// Becomes readable when the keeper has died; nothing is ever read from it. The agent must then end its
@@ -134,9 +134,9 @@ struct KeeperOptions {
 /// Signals that the caller ignored stay ignored. When the keeper's parent ends (the master, the SSH session),
 /// a stopped agent is woken (SIGCONT) to see the end of its link. stderr reports the processes that were
 /// killed and that could not be killed. If the keeper itself is killed, the agent is notified
-/// (KeeperLink::watch_fd). If both are killed at the same moment, the workers still get their death signal.
+/// (KeeperSocket::watch_fd). If both are killed at the same moment, the workers still get their death signal.
 /// Processes that they started in sessions of their own then survive, inside a control group until the next
 /// job on this node.
-int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main);
+int run_keeper(const KeeperOptions& options, const std::function<int(KeeperSocket&)>& agent_main);
 
 }  // namespace ddp::launcher

@@ -167,6 +167,7 @@ std::optional<ProcessStat> parse_stat(std::string_view text) {
       if (!read_number(rest, wide)) return field > 22 ? std::optional(info) : std::nullopt;
     }
     if (field >= 14 && field <= 17 && value > 0) info.cpu += static_cast<std::uint64_t>(value);
+    if (field == 15) info.own_cpu = info.cpu;
     if (field == 22) info.started = static_cast<std::uint64_t>(value);
     if (field == 9) info.ending = (value & kEndingFlags) != 0;
     // While a tracer holds the process, the field has the reason for that.

@@ -77,6 +77,7 @@ struct ProcessStat {
   bool ending = false;        ///< its end has begun: it exits, a signal ends it, or its core is being written
   std::uint64_t started = 0;  ///< clock ticks since boot; the pair of pid and `started` is never reused
   std::uint64_t cpu = 0;      ///< clock ticks used by it and by its children that it has waited for
+  std::uint64_t own_cpu = 0;  ///< of these, by itself
   std::string comm;
 };
 

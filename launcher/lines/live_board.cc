@@ -190,6 +190,12 @@ void BarFold::append_folded(const Members& members, std::vector<LiveRow>& out) {
   }
 }
 
+bool BarFold::has_bar() const {
+  return std::ranges::any_of(ranks_, [](const auto& rank) {
+    return std::ranges::any_of(rank.second.progress, [](const auto& known) { return known.has_value(); });
+  });
+}
+
 std::vector<LiveRow> BarFold::rows() const {
   std::vector<LiveRow> out;
   if (ranks_.empty()) return out;
@@ -201,6 +207,23 @@ std::vector<LiveRow> BarFold::rows() const {
   for (const auto& [group, members] : groups)
     append_folded(members, out);
   return out;
+}
+
+std::vector<LiveRow> LiveBoard::rows(int stream) const {
+  const bool is_first = stream == 1;
+  std::vector<LiveRow> rows = sides_[is_first ? 0 : 1].fold.rows();
+  // Stderr's rows are below those of stdout.
+  const bool is_last = !is_first || !sides_[1].has_view || sides_[1].fold.empty();
+  const bool has_bar = std::ranges::any_of(sides_, [](const Side& each) { return each.fold.has_bar(); });
+  if (!footer_.empty() && !rows.empty() && is_last && has_bar) rows.push_back({footer_, {}, true});
+  return rows;
+}
+
+void LiveBoard::set_footer(std::string text) {
+  if (text == footer_) return;
+  footer_ = std::move(text);
+  for (Side& each : sides_)
+    each.rows_changed = each.rows_changed || !each.fold.empty();
 }
 
 /// The time of a change is that of the next tick, so that no clock is read for each piece of output.
@@ -220,6 +243,8 @@ void LiveBoard::post(Entry& entry, const std::string& rows) {
   Side& mine = side(entry.stream);
   mine.fold.set(entry.rank, entry.node, entry.lines.label().text(), rows);
   mine.rows_changed = mine.unsampled = true;
+  // The footer moves to the other stream when this one has no rows any more.
+  if (!footer_.empty()) sides_[0].rows_changed = true;
   entry.on_board_ = !rows.empty();
 }
 

@@ -46,6 +46,8 @@ class BarFold {
   void set(std::uint32_t rank, int node, std::string_view label, std::string_view rows);
   std::vector<LiveRow> rows() const;
   bool empty() const { return ranks_.empty(); }
+  /// Returns whether a row has a progress; others are unfinished lines, such as prompts.
+  bool has_bar() const;
   void clear() { ranks_.clear(); }
 
  private:
@@ -109,9 +111,9 @@ class LiveBoard {
   /// Returns when tick() must be called; unset: not before the next change.
   std::optional<Time> due() const;
   bool take_change(int stream) { return std::exchange(side(stream).rows_changed, false); }
-  std::vector<LiveRow> rows(int stream) const {
-    return sides_[static_cast<std::size_t>(stream - 1)].fold.rows();
-  }
+  std::vector<LiveRow> rows(int stream) const;
+  /// Sets the row below the bars of both streams. It is shown while there is a bar.
+  void set_footer(std::string text);
   /// Forgets all entries.
   void clear();
 
@@ -131,6 +133,7 @@ class LiveBoard {
   void sample(Side& side, Time now, std::string& lines) const;
 
   std::array<Side, 2> sides_;
+  std::string footer_;
   std::vector<Entry*> watched_;
   Time last_tick_{0};
 };

@@ -171,12 +171,13 @@ void append_visible(std::string_view lines, std::string& out) {
 
 /// Returns the bytes of the rows, each ended. They take at most half of the screen, so that lines keep the
 /// rest.
-std::string TerminalView::fitted(const std::vector<LiveRow>& rows, Size size,
+std::string TerminalView::fitted(std::vector<LiveRow> rows, Size size,
                                  std::vector<std::size_t>& widths) const {
   std::string bytes;
   if (size.columns < kLeastColumns || size.rows < kLeastRows) return bytes;
   const std::size_t width = size.columns - 1;  // after the last column the cursor position is ambiguous
   const std::size_t most = std::max<std::size_t>(size.rows / 2, 2);
+  if (rows.size() > most) std::erase_if(rows, [](const LiveRow& row) { return row.needs_room; });
   const std::size_t shown = rows.size() <= most ? rows.size() : most - 1;
   const auto end_row = [&](std::size_t used) {
     widths.push_back(used);

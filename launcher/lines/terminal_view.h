@@ -27,6 +27,7 @@ void append_visible(std::string_view lines, std::string& out);
 struct LiveRow {
   std::string text;
   std::string suffix;
+  bool needs_room = false;  ///< omitted where not all rows have room
   bool operator==(const LiveRow&) const = default;
 };
 
@@ -56,7 +57,7 @@ class TerminalView {
   bool shows_rows() const { return !widths_.empty(); }
 
  private:
-  std::string fitted(const std::vector<LiveRow>& rows, Size size, std::vector<std::size_t>& widths) const;
+  std::string fitted(std::vector<LiveRow> rows, Size size, std::vector<std::size_t>& widths) const;
   std::size_t height_now(Size size) const;
   std::string back_to_first(Size size, bool erase) const;
 

@@ -10,8 +10,8 @@
 #include "base/asio.h"
 #include "base/result.h"
 #include "launcher/links/daemon_frame.h"
-#include "remote/shells/remote_shell.h"
 #include "remote/start/resolver.h"
+#include "remote/transports/transport.h"
 #include "rendezvous/link/secure_link.h"
 
 // Daemon mode (docs/users/daemon.md): `ddplaunchd --listen` on a node, and the master's end of its links.
@@ -66,7 +66,7 @@ rendezvous::Resolve resolve_by(remote::Resolver& resolver, std::chrono::nanoseco
 /// Reaches nodes that run `ddplaunchd --listen` (docs/users/daemon.md), over TLS with the token that all
 /// share. The daemon starts the ddplaunchd beside it, regardless of the command line; a wrapper is refused. A
 /// host's port is the daemon's. SSH's user, identity and jump host are not used.
-class DaemonShell final : public remote::RemoteShell {
+class DaemonTransport final : public remote::Transport {
  public:
   struct Options {
     rendezvous::LinkToken token;
@@ -75,7 +75,7 @@ class DaemonShell final : public remote::RemoteShell {
     std::uint16_t port = kDaemonPort;  ///< for hosts without a port of their own
   };
 
-  DaemonShell(const asio::any_io_executor& loop, Options options)
+  DaemonTransport(const asio::any_io_executor& loop, Options options)
       : loop_(loop), options_(std::move(options)), resolver_(loop) {}
 
   Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host host, std::vector<std::string> argv,

@@ -22,7 +22,7 @@
 #include "base/exit_status.h"
 #include "base/text.h"
 #include "remote/bootstrap/bootstrap.h"
-#include "remote/shells/command_shell.h"
+#include "remote/transports/command_transport.h"
 
 namespace ddp::launcher {
 namespace {

@@ -28,7 +28,7 @@ std::string_view hook_event(const JournalEvent& event, bool has_run) {
       return event.attempt.value_or(0) == 0 ? "" : "restart";
     case Kind::kNodeLost:
       return "node-lost";
-    case Kind::kHangFound:
+    case Kind::kHangNamed:
       return "hang";
     case Kind::kJobEnded:
       return "end";
@@ -54,9 +54,12 @@ std::vector<std::string> hook_variables(const JournalEvent& event, std::string_v
   const bool worker = cause != nullptr && cause->of_worker();
   add("EVENT", name);
   add("EXIT_CODE", ends && event.exit_code ? std::to_string(*event.exit_code) : "");
-  add("CAUSE", cause != nullptr ? failure_line(*cause) : ends ? event.reason : "");
+  const bool one_rank = event.hang && event.hang->ranks.size() == 1;
+  add("CAUSE", cause != nullptr ? failure_line(*cause) : ends || event.hang ? event.reason : "");
   add("CAUSE_HOST", cause != nullptr ? cause->host : "");
-  add("CAUSE_RANK", worker ? std::to_string(cause->rank) : "");
+  add("CAUSE_RANK", worker     ? std::to_string(cause->rank)
+                    : one_rank ? std::to_string(event.hang->ranks.front())
+                               : "");
   add("CAUSE_EXIT_CODE", worker && cause->kind == Kind::kExited ? std::to_string(cause->status) : "");
   add("CAUSE_SIGNAL", worker && cause->kind == Kind::kSignaled ? signal_name(cause->signal) : "");
   add("CAUSE_EXCEPTION_TYPE", exception ? exception->type : "");

@@ -279,8 +279,8 @@ class CheckMaster final : private NodeEvents {
  public:
   using ShowLines = std::function<void(std::string_view lines)>;
 
-  CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckScope scope, remote::RemoteShell& remote,
-              remote::RemoteShell& local, remote::FanOutOptions options, ShowLines show)
+  CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckScope scope, remote::Transport& remote,
+              remote::Transport& local, remote::FanOutOptions options, ShowLines show)
       : loop_(loop),
         spec_(spec),
         show_lines_(std::move(show)),
@@ -401,8 +401,8 @@ class CheckMaster final : private NodeEvents {
 }  // namespace
 
 CheckResult check_hosts(asio::io_context& loop, const JobSpec& spec, CheckScope scope,
-                        remote::RemoteShell& remote, remote::RemoteShell& local,
-                        remote::FanOutOptions options, std::function<void(std::string_view lines)> show) {
+                        remote::Transport& remote, remote::Transport& local, remote::FanOutOptions options,
+                        std::function<void(std::string_view lines)> show) {
   return CheckMaster(loop, spec, scope, remote, local, std::move(options), std::move(show)).run();
 }
 

@@ -30,8 +30,8 @@ struct CheckScope {
 /// `options` of a job, and sets their deadline itself. `show` receives the output of hosts and agents as
 /// whole lines, each prefixed with the host's name; for stderr. Runs the loop.
 CheckResult check_hosts(asio::io_context& loop, const JobSpec& spec, CheckScope scope,
-                        remote::RemoteShell& remote, remote::RemoteShell& local,
-                        remote::FanOutOptions options, std::function<void(std::string_view lines)> show);
+                        remote::Transport& remote, remote::Transport& local, remote::FanOutOptions options,
+                        std::function<void(std::string_view lines)> show);
 
 /// The check of all hosts, beside their links: asks each host that answers, probes the routes to node 0 as a
 /// job would, then lets all agents leave. A failing host neither ends the check of the others nor delays it

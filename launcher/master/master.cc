@@ -8,18 +8,22 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <thread>
 #include <utility>
 
 #include "base/child_process.h"
 #include "base/clock.h"
+#include "base/crypto.h"
 #include "base/program.h"
 #include "base/text.h"
+#include "launcher/control/history_files.h"
 #include "launcher/keeper/process_table.h"
 #include "launcher/master/user_signals.h"
 #include "launcher/output/output_file.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/job_status.h"
 #include "launcher/report/report_json.h"
+#include "remote/start/resolver.h"
 
 namespace ddp::launcher {
 namespace {
@@ -36,6 +40,8 @@ constexpr milliseconds kPingEvery{1'000};
 constexpr int kPingsInTimeout = 6;
 /// Time for the reader of the last lines.
 constexpr seconds kLastText{2};
+/// Time for a collector to take the last metrics and spans.
+constexpr seconds kLastOtlp{1};
 constexpr std::size_t kMostWarnings = 20;
 /// Time for a disk that accepts nothing.
 constexpr seconds kDeadDisk{10};
@@ -75,11 +81,13 @@ std::string last_line(const ExitReport& report) {
 
 }  // namespace
 
-Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, remote::RemoteShell& remote,
-               remote::RemoteShell& local, JobDir job_dir)
+Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, remote::Transport& remote,
+               remote::Transport& local, JobDir job_dir)
     : loop_(loop),
       spec_(spec),
       began_(steady_now()),
+      began_at_(std::chrono::system_clock::now()),
+      run_(std::move(options.run)),
       files_(JobWriter::start(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
           [this] { give_all_credit(); }, std::move(options.first_task))),
@@ -102,11 +110,15 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
               [this](const std::string& text) {
                 files_->append({0, 0, 0, kHooks}, text);
               }}),
-      progress_(began_, spec.hang_timeout),
+      metrics_(std::move(options.metrics)),
+      metrics_linger_(options.metrics_linger),
+      watch_(spec.watch.empty() ? std::nullopt : std::optional<LineWatch>(spec.watch)),
+      progress_(began_, hang_limits(spec).shortest()),
       all_run_(std::move(options.all_run)) {
   for (const std::string& warning : options.warnings)
     say(warning);
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2});
+  if (options.otlp) start_otlp(std::move(*options.otlp));
   if (options.control) control_.emplace(loop, std::move(*options.control), control_handlers(), ::geteuid());
 }
 
@@ -148,6 +160,7 @@ int Master::run() {
     console_.abandon();
   }
   files_->close(kLastText);
+  serve_last_metrics(report);
   // The exit code is settled. A signal between here and the end of main would replace it.
   keep_signals_waiting();
   return report.exit_code;
@@ -156,6 +169,7 @@ int Master::run() {
 /// Makes every task end. Tasks that wait for a dead connection are not awaited.
 void Master::end_tasks() {
   queries_.end();
+  answer_hang();
   if (control_) control_->close();
   nodes_.close();
   output_.rest();
@@ -203,6 +217,8 @@ void Master::carry_out(job::Actions actions) {
       files_->append({dump->attempt, dump->rank, 0, kHangText}, dump->text);
     } else if (const auto* event = std::get_if<JournalEvent>(&action)) {
       record(*event);
+    } else if (std::holds_alternative<job::HangAnswered>(action)) {
+      answer_hang();
     }
   }
   // After all actions: the node must get its Spawn before the first byte of stdin.
@@ -305,6 +321,13 @@ void Master::record(const JournalEvent& event) {
   const std::string line = journal_line(event, ++journal_id_, std::chrono::system_clock::now());
   files_->append({0, 0, 0, kJournal}, line);
   progress_.on_event(event, steady_now());
+  if (watch_ && event.kind == JournalEvent::Kind::kAttemptEnded)
+    for (const std::string& text : watch_->take_counts())
+      say(std::string(kWarning) + text);
+  if (spans_) {
+    std::string spans = spans_->on_event(event, std::chrono::system_clock::now());
+    if (!spans.empty()) otlp_->send_spans(std::move(spans));
+  }
   if (event.kind == JournalEvent::Kind::kAttemptRunning && all_run_) std::exchange(all_run_, nullptr)();
   if (spec_.hooks.empty()) return;
   // At the begin of another attempt the failures are those of the attempt before.
@@ -349,6 +372,7 @@ JobFacts Master::facts() const {
   facts.step = progress.step;
   facts.step_seconds = progress.step_seconds;
   facts.loss = progress.loss;
+  facts.usage = history_.summary();
   facts.warnings.assign(warnings_.begin(), warnings_.end());
   facts.ended_at = std::chrono::system_clock::now();
   return facts;
@@ -370,12 +394,26 @@ void Master::keep_last_output(int first_rank, int count) {
 ExitReport Master::show_report() {
   keep_last_output(0, supervisor_.nodes().world().world_size);
   ExitReport report = make_exit_report(supervisor_.end());
-  const RunSummary summary{steady_now() - began_, output_bytes_, progress_.figures(steady_now()).goodput()};
+  const RunSummary summary{steady_now() - began_, output_bytes_, progress_.figures(steady_now()).goodput(),
+                           usage_text(history_.summary())};
   if (!spec_.quiet) report.text = text_with_summary(report, supervisor_.end(), summary, spec_.verbose);
+  job_end_ = {std::chrono::system_clock::now(), report.exit_code};
   record({.kind = JournalEvent::Kind::kJobEnded, .reason = report.why, .exit_code = report.exit_code});
   log_.ended(report.text);
   console_.write(2, report.text);
+  note_tensorboard();
   return report;
+}
+
+std::string Master::history_lines(const JobFacts& known) const {
+  OwnMachine own{host_name(), {}};
+  for (std::size_t i = 0; i < spec_.hosts.size(); ++i)
+    if (spec_.launcher == LauncherKind::kLocal || is_localhost(spec_.hosts[i]))
+      own.names.push_back(supervisor_.nodes()[i].name);
+  std::string lines;
+  for (const HostFault& fault : host_faults(supervisor_.end(), known, own))
+    lines += fault_line(fault);
+  return lines;
 }
 
 /// Completes the files with their last bytes and the report, as far as the disk accepts them.
@@ -387,20 +425,30 @@ void Master::settle_files(const ExitReport& report) {
   } else if (!spec_.report_path.empty()) {
     files.push_back({spec_.report_path});
   }
+  // Last, since its directory may be on a disk of its own, and the report must not wait for it.
+  const std::string history = spec_.host_history.empty() ? "" : history_lines(known);
   // How many of `files` are written. It says later on which disk the writing hangs.
   const auto done = std::make_shared<std::atomic<std::size_t>>(0);
   // Copies, since the thread of a dead disk may outlive this object.
-  const JobWriter::LastTask write = [end = supervisor_.end(), report, known, files,
-                                     done](const std::string& lost) {
+  const JobWriter::LastTask write = [end = supervisor_.end(), report, known, files, done, history,
+                                     place = spec_.host_history](const std::string& lost) {
     JobFacts complete = known;
     if (!lost.empty()) complete.warnings.push_back(without_prefix(lost));
-    return write_reports(report_json(end, report, complete), brief_report_json(end, report, complete), files,
-                         *done);
+    auto warnings = write_reports(report_json(end, report, complete),
+                                  brief_report_json(end, report, complete), files, *done);
+    if (history.empty()) return warnings;
+    if (const auto added = append_host_history(place, history); !added)
+      warnings.push_back("warning: the host history was not written: " + added.error().text);
+    return warnings;
   };
   auto warnings = files_->finish(write, kLastText);
   if (warnings && warnings->empty()) return;
   // The disk of the first path may also still receive the job's output.
-  const auto disk = [&] { return *done == 1 && files.size() == 2 ? files[1].path : spec_.job_dir; };
+  const auto disk = [&] {
+    const std::size_t written = *done;
+    if (written == files.size() && !history.empty()) return spec_.host_history;
+    return written == 1 && files.size() == 2 ? files[1].path : spec_.job_dir;
+  };
   if (!warnings) {
     end_at_signals_with(report.exit_code,
                         last_line(report));  // before the user reads that a signal is possible
@@ -411,12 +459,65 @@ void Master::settle_files(const ExitReport& report) {
     std::string missing;
     for (std::size_t i = *done; i < files.size(); ++i)
       missing += (i == 0 ? "report.json" : files[i].path) + ", ";
+    if (!history.empty()) missing += "failures of hosts, ";
     warnings = {"warning: the disk of " + disk() + " accepts no data for " + format_duration(kDeadDisk) +
                 "; not written: " + missing + std::to_string(files_->backlog()) + " bytes of output"};
   }
   for (const std::string& warning : *warnings)
     say(warning);
   console_.write(2, last_line(report));
+}
+
+/// Prometheus reads a job at its own pace, and would miss how it ended. A signal ends the wait with the
+/// process.
+void Master::serve_last_metrics(const ExitReport& report) {
+  if (otlp_) {
+    send_otlp_metrics();
+    end_at_signals_with(report.exit_code, "");
+    otlp_->finish(kLastOtlp);
+  }
+  if (!metrics_ || metrics_linger_.count() == 0) return;
+  metrics_->publish(metrics_text(status()));
+  end_at_signals_with(report.exit_code, "");
+  std::this_thread::sleep_for(metrics_linger_);
+}
+
+/// Hands what others read of the progress to their threads, once a second.
+void Master::publish_second() {
+  if (metrics_) metrics_->publish(metrics_text(status()));
+  note_tensorboard();
+  if (otlp_ && steady_now() >= otlp_due_) {
+    otlp_due_ = steady_now() + OtlpSender::kEvery;
+    send_otlp_metrics();
+  }
+}
+
+void Master::note_tensorboard() {
+  if (spec_.output.tensorboard.empty()) return;
+  const std::string events =
+      tensorboard_.add(progress_.figures(steady_now()), std::chrono::system_clock::now());
+  if (!events.empty()) files_->append({0, 0, 0, kTensorBoard}, events);
+}
+
+void Master::start_otlp(OtlpTarget target) {
+  const auto ids = random_text(24);
+  target.resource.emplace_back("service.version", version());
+  target.resource.emplace_back("service.instance.id", run_);
+  auto sender = OtlpSender::start(
+      std::move(target),
+      [](const std::string& host, std::chrono::steady_clock::time_point deadline) {
+        return remote::find_addresses(host, AF_UNSPEC, deadline);
+      },
+      [this](const std::string& text) { asio::post(loop_, [this, text] { say(text); }); });
+  if (!ids || !sender)
+    return say("warning: " + (ids ? sender.error() : ids.error()).text + "; OTLP is not used");
+  otlp_.emplace(std::move(*sender));
+  spans_.emplace(otlp_->resource(), *ids, spec_.job_id, began_at_);
+}
+
+void Master::send_otlp_metrics() {
+  otlp_->send_metrics(
+      otlp_metrics(metrics_of(status()), otlp_->resource(), began_at_, std::chrono::system_clock::now()));
 }
 
 /// Waits for the hooks that run, and for those of the end. Each has its time, and a signal ends the wait.
@@ -500,7 +601,10 @@ JobStatus Master::status() const {
   const NodeTable& nodes = supervisor_.nodes();
   JobStatus status;
   status.job = spec_.job_id;
-  status.state = name_of(supervisor_.state());
+  status.run = run_;
+  status.started = began_at_;
+  status.end = job_end_;
+  status.state = job_end_ ? "ended" : name_of(supervisor_.state());
   if (supervisor_.end().stop_signal != 0) status.why = why_stopped(supervisor_.end());
   status.age = steady_now() - began_;
   status.world_size = nodes.world().world_size;
@@ -509,13 +613,24 @@ JobStatus Master::status() const {
   status.max_restarts = spec_.max_restarts;
   status.output_bytes = output_bytes_;
   status.directory = spec_.job_dir;
-  status.progress = progress_.figures(steady_now());
-  if (status.progress.stalled > status.progress.stalled.zero()) status.state = "stalled";
+  const auto now = steady_now();
+  status.progress = progress_.figures(now);
+  status.usage = history_.usage(now);
+  const JobEnd& end = supervisor_.end();
+  if (const Failure* const cause = cause_of(end))
+    status.failure = *cause;
+  else if (!end.earlier.empty())
+    status.failure = end.earlier.back();
+  if (end.hang && end.hang->kind != HangVerdict::Kind::kActive) status.hang = end.hang;
+  const bool stalled = status.hang && status.hang->kind == HangVerdict::Kind::kStalled;
+  if (!job_end_ && (stalled || status.progress.stalled > status.progress.stalled.zero()))
+    status.state = "stalled";
   status.warnings.assign(warnings_.begin(), warnings_.end());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     JobStatus::NodeStatus& node = status.nodes.emplace_back();
     node.name = nodes[i].name;
     node.state = name_of(nodes[i]);
+    if (const rendezvous::NodeSample* const sample = history_.sample_of(i, now)) node.usage = *sample;
     if (nodes_[i]->live()) node.silence = NodeLink::Clock::now() - nodes_[i]->connection().last_heard();
     if (const rendezvous::RankAssignment* ranks = nodes.assignment(i)) {
       node.first_rank = ranks->first_rank;
@@ -539,8 +654,21 @@ ControlHandlers Master::control_handlers() {
   handlers.ask_workers = [this](const WorkerRequest& request, ControlHandlers::WorkersAnswered done) {
     return queries_.start(request, supervisor_.state() == Supervisor::State::kRunning, std::move(done));
   };
+  handlers.ask_hang = [this](ControlHandlers::HangAnswered done) {
+    hang_askers_.push_back(std::move(done));
+    step(job::AskHang{});
+  };
   handlers.cancel = [this](std::uint32_t number) { queries_.cancel(number); };
   return handlers;
+}
+
+/// Answers all who have asked what the ranks wait for.
+void Master::answer_hang() {
+  if (hang_askers_.empty()) return;
+  const OrderedJson json{{"hang", hang_json(supervisor_.end().hang)}};
+  const std::string text = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+  for (const ControlHandlers::HangAnswered& done : std::exchange(hang_askers_, {}))
+    done(text);
 }
 
 /// The same as the user's SIGTERM. A second request without `now` changes nothing.

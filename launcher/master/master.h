@@ -13,7 +13,10 @@
 
 #include "base/asio.h"
 #include "launcher/control/control_socket.h"
+#include "launcher/control/metrics_server.h"
+#include "launcher/telemetry/otlp_sender.h"
 #include "launcher/job/job_spec.h"
+#include "launcher/lines/line_watch.h"
 #include "launcher/master/hook_runner.h"
 #include "launcher/master/master_links.h"
 #include "launcher/master/stdin_feed.h"
@@ -24,7 +27,10 @@
 #include "launcher/output/merged_output.h"
 #include "launcher/report/job_progress.h"
 #include "launcher/report/job_status.h"
+#include "launcher/telemetry/otlp.h"
 #include "launcher/report/report_json.h"
+#include "launcher/report/sample_history.h"
+#include "launcher/telemetry/tensorboard.h"
 #include "launcher/supervisor/supervisor.h"
 
 namespace ddp::launcher {
@@ -39,14 +45,18 @@ class Master final : private NodeEvents {
     remote::AgentHello expected;                  ///< what the agents' hello must say
     std::shared_ptr<remote::AgentBundle> bundle;  ///< copied to nodes without an agent
     std::optional<ControlSocket> control;         ///< where other processes ask about the job
+    std::string run;                              ///< tells runs of one job id apart
+    std::optional<MetricsServer> metrics;         ///< where everybody may read the metrics
+    std::chrono::milliseconds metrics_linger{0};  ///< for how long they are served after the end
+    std::optional<OtlpTarget> otlp;               ///< a collector that gets metrics and spans
     JobWriter::FirstTask first_task;              ///< called on the thread of the job's files
     std::function<void()> all_run;                ///< called once, when all ranks run; empty: not wanted
     std::vector<std::string> warnings;            ///< of the start, to be said
   };
 
   /// All references outlive the master.
-  Master(asio::io_context& loop, const JobSpec& spec, Options options, remote::RemoteShell& remote,
-         remote::RemoteShell& local, JobDir job_dir);
+  Master(asio::io_context& loop, const JobSpec& spec, Options options, remote::Transport& remote,
+         remote::Transport& local, JobDir job_dir);
   ~Master();
   Master(const Master&) = delete;
   Master& operator=(const Master&) = delete;
@@ -77,6 +87,7 @@ class Master final : private NodeEvents {
 
   JobStatus status() const;
   void stop(bool now, const std::string& by);
+  void answer_hang();
   ControlHandlers control_handlers();
   void step(const job::Event& event);
   void carry_out(job::Actions actions);
@@ -87,6 +98,8 @@ class Master final : private NodeEvents {
   void arm_deadline();
   Result<> take_output(NodeLink& node, const rendezvous::Output& output);
   Result<> take_steps(const NodeLink& node, const rendezvous::WorkerSteps& message);
+  void watch_lines(const NodeLink& node, const rendezvous::Output& output, Supervisor::Time written);
+  void name_slow_ranks(Supervisor::Time now);
   void take_notice(NodeLink& node, const rendezvous::Notice& notice);
   LineSource source_of(std::uint32_t rank) const;
   static Supervisor::Time happened(const NodeLink& node, const rendezvous::Message& message);
@@ -102,14 +115,23 @@ class Master final : private NodeEvents {
   void record(const JournalEvent& event);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
+  /// Returns the lines that the job adds to the host history; usually none.
+  std::string history_lines(const JobFacts& known) const;
   void keep_last_output(int first_rank, int count);
   ExitReport show_report();
   void settle_files(const ExitReport& report);
   void finish_hooks(const ExitReport& report);
+  void serve_last_metrics(const ExitReport& report);
+  void start_otlp(OtlpTarget target);
+  void publish_second();
+  void note_tensorboard();
+  void send_otlp_metrics();
 
   asio::io_context& loop_;
   const JobSpec& spec_;
   const std::chrono::nanoseconds began_;
+  const std::chrono::system_clock::time_point began_at_;  ///< the same by the wall clock
+  const std::string run_;
   const std::shared_ptr<JobWriter> files_;
   const JobLog log_;
   Console console_;
@@ -125,12 +147,23 @@ class Master final : private NodeEvents {
   asio::signal_set signals_;
   StdinFeed stdin_;
   WorkerQueries queries_;
+  std::vector<ControlHandlers::HangAnswered> hang_askers_;
   HookRunner hooks_;
   std::optional<ControlServer> control_;
-  std::set<std::string> kept_notes_;  ///< remote::kKeptElsewhere and kNotUsed lines that came
+  std::optional<MetricsServer> metrics_;
+  const std::chrono::milliseconds metrics_linger_;
+  std::optional<OtlpSender> otlp_;
+  std::optional<AttemptSpans> spans_;     ///< set with otlp_
+  std::chrono::nanoseconds otlp_due_{0};  ///< of the next metrics
+  TensorBoardEvents tensorboard_;
+  std::optional<JobStatus::End> job_end_;  ///< set by show_report
+  std::set<std::string> kept_notes_;       ///< remote::kKeptElsewhere and kNotUsed lines that came
   bool output_lost_ = false;
   std::uint64_t output_bytes_ = 0;  ///< that the workers wrote
+  std::optional<LineWatch> watch_;  ///< with --watch
   JobProgress progress_;
+  Supervisor::Time slow_checked_at_{0};
+  SampleHistory history_;
   std::deque<std::string> warnings_;  ///< the latest kMostWarnings
   std::function<void()> all_run_;
 };

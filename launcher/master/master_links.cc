@@ -8,7 +8,7 @@
 
 #include "base/result.h"
 #include "base/text.h"
-#include "launcher/report/clean_text.h"
+#include "rendezvous/protocol/clean_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -31,8 +31,8 @@ struct MasterLinks::Sweep {
 };
 
 MasterLinks::MasterLinks(asio::io_context& loop, const std::vector<remote::Host>& hosts, std::size_t count,
-                         remote::RemoteShell& remote, remote::RemoteShell& local,
-                         remote::FanOutOptions options, NodeEvents& events)
+                         remote::Transport& remote, remote::Transport& local, remote::FanOutOptions options,
+                         NodeEvents& events)
     : loop_(loop),
       hosts_(hosts),
       remote_(remote),
@@ -171,7 +171,7 @@ Awaitable<Result<SweptHost>> MasterLinks::ask_sweeper(Link link, rendezvous::Job
     auto message = link->connection().next();
     if (!message) co_return message.error();
     if (*message) {
-      clean_texts(**message);
+      rendezvous::clean_texts(**message);
       if (auto* hello = std::get_if<rendezvous::Hello>(&**message)) swept.hello = *hello;
       if (auto* refused = std::get_if<rendezvous::Refused>(&**message))
         co_return Error{ErrorCode::kRefused, refused->text};
@@ -239,7 +239,7 @@ Result<> MasterLinks::read_messages(NodeLink& node) {
     auto message = DDP_TRY(node.connection().next());
     if (!message) return {};
     // Texts of a node go to terminals and pages; nothing behind this line sees their control characters.
-    clean_texts(*message);
+    rendezvous::clean_texts(*message);
     DDP_TRY(admit(node, *message));
   }
 }

@@ -59,7 +59,7 @@ class MasterLinks {
   /// Links to the first `count` of `hosts`. `options` apply to each start, except their deadline. References
   /// outlive this.
   MasterLinks(asio::io_context& loop, const std::vector<remote::Host>& hosts, std::size_t count,
-              remote::RemoteShell& remote, remote::RemoteShell& local, remote::FanOutOptions options,
+              remote::Transport& remote, remote::Transport& local, remote::FanOutOptions options,
               NodeEvents& events);
 
   std::size_t size() const { return links_.size(); }
@@ -108,8 +108,8 @@ class MasterLinks {
 
   asio::io_context& loop_;
   const std::vector<remote::Host>& hosts_;
-  remote::RemoteShell& remote_;
-  remote::RemoteShell& local_;
+  remote::Transport& remote_;
+  remote::Transport& local_;
   const remote::FanOutOptions options_;
   NodeEvents& events_;
   std::vector<AgentStart> starts_;  ///< running starts: the first one and later ones

@@ -7,6 +7,7 @@
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"
 #include "launcher/report/host_texts.h"
+#include "launcher/report/job_status.h"
 #include "launcher/supervisor/attempt_start.h"
 
 namespace ddp::launcher {
@@ -152,6 +153,10 @@ void Master::all_taken(NodeLink& node) {
 Result<> Master::on_message(NodeLink& node, const rendezvous::Message& message) {
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) return take_output(node, *output);
   if (const auto* steps = std::get_if<rendezvous::WorkerSteps>(&message)) return take_steps(node, *steps);
+  if (const auto* sample = std::get_if<rendezvous::NodeSample>(&message)) {
+    history_.take(node.index, supervisor_.nodes()[node.index].hello.cpus, *sample, steady_now());
+    return {};
+  }
   output_.pass_on();  // what workers wrote before an event is shown before the message about the event
   if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
     take_notice(node, *notice);
@@ -191,11 +196,21 @@ Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
   if (its_own && output.attempt != supervisor_.nodes().attempt()) {  // late output of an earlier attempt
     files_->append({output.attempt, output.rank, *its_own, output.stream}, output.data);
   } else if (its_own) {
-    output_.add(output.attempt, output.rank, output.stream, output.data,
-                output.clock_ns == 0 ? steady_now() : node.to_ours(output.clock_ns),
+    const Supervisor::Time written = output.clock_ns == 0 ? steady_now() : node.to_ours(output.clock_ns);
+    output_.add(output.attempt, output.rank, output.stream, output.data, written,
                 output.data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
+    if (watch_) watch_lines(node, output, written);
   }
   return {};
+}
+
+void Master::watch_lines(const NodeLink& node, const rendezvous::Output& output, Supervisor::Time written) {
+  for (LineWatch::Hit& hit : watch_->add(output.attempt, output.rank, output.stream, output.data)) {
+    output_.pass_on();  // the line itself comes first
+    output_.flush();
+    step(job::WatchedLine{node.index, output.attempt, output.rank, hit.rule, std::move(hit.line), written,
+                          node.clock_error()});
+  }
 }
 
 /// Ignores late steps of an earlier attempt.
@@ -205,8 +220,8 @@ Result<> Master::take_steps(const NodeLink& node, const rendezvous::WorkerSteps&
   const bool good =
       message.ranks.size() == message.steps.size() && message.ranks.size() == message.losses.size() &&
       message.ranks.size() == message.phases.size() && message.ranks.size() == message.counts.size() &&
-      message.ranks.size() == message.seconds.size() &&
-      message.durations.size() == StepDurations().counts.size() &&
+      message.ranks.size() == message.seconds.size() && message.ranks.size() == message.waits.size() &&
+      message.durations.size() % 2 == 0 &&
       std::all_of(message.ranks.begin(), message.ranks.end(),
                   [&](std::uint32_t rank) { return supervisor_.nodes().runs(node.index, rank); });
   if (!good)
@@ -253,9 +268,41 @@ void Master::give_credit(NodeLink& node) {
   }
 }
 
+void Master::name_slow_ranks(Supervisor::Time now) {
+  // As often as the nodes' samples come, which say why.
+  if (now - slow_checked_at_ < std::chrono::seconds(5) || supervisor_.state() != Supervisor::State::kRunning)
+    return;
+  slow_checked_at_ = now;
+  const NodeTable& nodes = supervisor_.nodes();
+  const auto changes = progress_.slow_ranks().check(
+      now, [&](std::uint32_t rank) { return nodes[nodes.node_of_rank(rank)].name; },
+      [&](std::uint32_t rank) {
+        const rendezvous::NodeSample* const sample = history_.sample_of(nodes.node_of_rank(rank), now);
+        return sample == nullptr ? std::string() : node_troubles(*sample);
+      });
+  for (const SlowRanks::Change& change : changes) {
+    record({.kind = change.slow ? JournalEvent::Kind::kRankSlow : JournalEvent::Kind::kRankRecovered,
+            .reason = change.text,
+            .node = nodes[nodes.node_of_rank(change.rank)].name,
+            .rank = change.rank,
+            .attempt = nodes.attempt()});
+    say((change.slow ? "warning: " : "") + change.text);
+  }
+}
+
 void Master::before_pings() {
   warn_of_lost_output();
   console_.watch();
+  const auto now = steady_now();
+  const bool second_over = history_.record(progress_.figures(now), supervisor_.nodes().attempt(), now);
+  if (const auto point = history_.take_point(); point && !job_end_) {  // job_ended stays the last event
+    const std::string line = sample_line(*point, ++journal_id_, std::chrono::system_clock::now());
+    files_->append({0, 0, 0, kJournal}, line);
+  }
+  if (!second_over) return;
+  name_slow_ranks(now);
+  output_.set_footer(usage_text(history_.usage(now)));
+  publish_second();
 }
 
 }  // namespace ddp::launcher

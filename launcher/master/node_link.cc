@@ -34,7 +34,7 @@ Error beyond(const char* what) {
 bool NodeLimits::keep(std::uint32_t attempt, std::size_t bytes) {
   if (attempt > kept_attempt_) {
     kept_attempt_ = attempt;
-    kept_ = cut_ = 0;
+    kept_ = cut_ = collected_ = 0;
     dropped_ = false;
   }
   const bool fits = attempt == kept_attempt_ && kept_ + bytes <= kept_limit_;
@@ -42,8 +42,11 @@ bool NodeLimits::keep(std::uint32_t attempt, std::size_t bytes) {
   return fits;
 }
 
-NodeLimits::Admission NodeLimits::keep_or_drop(std::uint32_t attempt, std::size_t bytes) {
-  if (keep(attempt, bytes)) return Admission::kTake;
+NodeLimits::Admission NodeLimits::keep_or_drop(std::uint32_t attempt, std::size_t bytes, bool collected) {
+  if (keep(attempt, bytes)) {
+    if (collected) collected_ += bytes;
+    return Admission::kTake;
+  }
   return std::exchange(dropped_, true) ? Admission::kDrop : Admission::kDropFirst;
 }
 
@@ -59,7 +62,7 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     if (stale || inspected_ > kInspected) return beyond("sent more inspection data than allowed");
     // The text goes to a file.
     if (!inspection->last)
-      return keep_or_drop(inspection->attempt, sizeof(Inspection) + inspection->state.size());
+      return keep_or_drop(inspection->attempt, sizeof(Inspection) + inspection->state.size(), true);
   } else if (std::holds_alternative<WorkerStarted>(message) ||
              std::holds_alternative<WorkerExited>(message)) {
     worker_updates_ += frame_size(message);
@@ -75,7 +78,7 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     if (cut_ <= kept_limit_) return Admission::kCut;
     return std::exchange(dropped_, true) ? Admission::kDrop : Admission::kDropFirst;
   } else if (const auto* dump = std::get_if<WorkerCollectives>(&message)) {
-    return keep_or_drop(dump->attempt, frame_size(message));
+    return keep_or_drop(dump->attempt, frame_size(message), true);
   } else if (const auto* trouble = std::get_if<WorkerInTrouble>(&message)) {
     return keep_or_drop(trouble->attempt, frame_size(message));
   } else if (const auto* hello = std::get_if<Hello>(&message)) {
@@ -212,6 +215,7 @@ void NodeLink::close() {
 }
 
 void NodeLink::send(const rendezvous::Message& message) {
+  if (std::holds_alternative<rendezvous::Inspect>(message)) limits.begin_inspection();
   if (live_) connection_->send(message);
 }
 

@@ -63,7 +63,7 @@ class NodeLimits {
  public:
   static constexpr std::size_t kNotices = 5'000;            ///< notices of one job that are shown or kept
   static constexpr std::size_t kNoticeBytes = 4u << 10;     ///< bytes of one notice; the rest is cut
-  static constexpr std::size_t kInspected = 64u << 20;      ///< bytes of inspections in one attempt
+  static constexpr std::size_t kInspected = 64u << 20;      ///< bytes of one inspection
   static constexpr std::size_t kWorkerUpdates = 64u << 20;  ///< bytes of worker starts and ends in one job
   static constexpr std::uint32_t kWorkers = 4'096;          ///< workers, and GPUs, of one node
   static constexpr std::uint32_t kCpus = 65'536;
@@ -75,6 +75,11 @@ class NodeLimits {
   explicit NodeLimits(std::size_t nodes = 1)
       : kept_limit_(std::clamp(kKeptOfAll / std::max<std::size_t>(nodes, 1), kKeptAtLeast, kKeptAtMost)) {}
 
+  /// The node is asked to inspect its workers, and may send what an inspection may have, once more.
+  void begin_inspection() {
+    inspected_ = 0;
+    kept_ -= std::exchange(collected_, 0);  // the master drops what the one before has told
+  }
   /// A new link to the node begins; the counts for the whole job continue.
   void begin_incarnation() { taken_ = {}; }
 
@@ -100,7 +105,7 @@ class NodeLimits {
 
  private:
   bool keep(std::uint32_t attempt, std::size_t bytes);
-  Admission keep_or_drop(std::uint32_t attempt, std::size_t bytes);
+  Admission keep_or_drop(std::uint32_t attempt, std::size_t bytes, bool collected = false);
 
   std::size_t kept_limit_;
   std::array<std::uint64_t, 2> taken_{};
@@ -110,8 +115,9 @@ class NodeLimits {
   std::size_t inspected_ = 0;
   std::uint32_t kept_attempt_ = 0;
   std::size_t kept_ = 0;
-  std::size_t cut_ = 0;   ///< bytes of cut evidence
-  bool dropped_ = false;  ///< something was dropped in kept_attempt_
+  std::size_t collected_ = 0;  ///< part of kept_: collectives, and what an inspection tells
+  std::size_t cut_ = 0;        ///< bytes of cut evidence
+  bool dropped_ = false;       ///< something was dropped in kept_attempt_
 };
 
 /// Asks the kernel of a silent node for an answer: connects to a port there, and closes at once. An accepted

@@ -284,6 +284,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
     job.claims_.push_back(std::move(*claim));
     job.copied_ = options.copied();
   }
+  job.tensorboard_ = options.tensorboard;
   job.limits_ = {options.log_max_size, options.log_max_parts};
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -295,6 +296,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
 std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const {
   if (stream == kJobLog) return path_ + "/ddplaunch.log";
   if (stream == kJournal) return path_ + "/events.jsonl";
+  if (stream == kTensorBoard) return tensorboard_;
   if (stream == kHooks) return path_ + "/hooks.log";
   if (stream == kTimes) return path_ + format_text("/attempt_%u/times.txt", attempt);
   if (stream == kJsonLines) return path_ + format_text("/attempt_%u/lines.jsonl", attempt);
@@ -313,7 +315,8 @@ JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
   }
   StreamFiles& output = outputs_[key];
   output.files.emplace_back(file(key.attempt, key.rank, key.stream),
-                            key.stream == kJobLog                            ? kLogLimits
+                            key.stream == kTensorBoard                       ? OutputFile::Limits{}
+                            : key.stream == kJobLog                          ? kLogLimits
                             : key.stream == kJournal || key.stream == kHooks ? kJournalLimits
                             : key.stream == kTimes                           ? kTimesLimits
                                                                              : limits_);

@@ -45,6 +45,8 @@ inline constexpr std::uint8_t kJobLog = 5;
 inline constexpr std::uint8_t kJournal = 6;
 /// hooks.log: what the commands of --on print. Its key is like that of kJobLog.
 inline constexpr std::uint8_t kHooks = 8;
+/// The event file of --tensorboard. Its key is like that of kJobLog.
+inline constexpr std::uint8_t kTensorBoard = 9;
 /// attempt_N/times.txt: when the streams had which size (JobDir::note_time). Its key has rank 0.
 inline constexpr std::uint8_t kTimes = 7;
 
@@ -95,7 +97,8 @@ class JobDir {
   std::vector<UniqueFd> claims_;  ///< locked files; the lock ends with the process, even with a crash
   std::string note_;
   std::string warning_;
-  std::string log_dir_;  ///< includes the run's name; empty: no copies
+  std::string tensorboard_;  ///< path of the event file; empty: none
+  std::string log_dir_;      ///< includes the run's name; empty: no copies
   StreamChoice copied_;
   OutputFile::Limits limits_;
   std::map<OutputKey, StreamFiles> outputs_;

@@ -216,6 +216,11 @@ void MergedOutput::show_rows() {
   }
 }
 
+void MergedOutput::set_footer(std::string text) {
+  board_.set_footer(std::move(text));
+  show_rows();
+}
+
 void MergedOutput::arm() {
   if (armed_ || resting_) return;
   const auto due = board_.due();

@@ -78,6 +78,8 @@ class MergedOutput {
   /// Passes the collected lines to the console in large pieces. Call it when all arrived bytes were taken,
   /// and before anything else is shown.
   void pass_on();
+  /// Sets the row below the bars of a terminal.
+  void set_footer(std::string text);
   /// Shows lines that wait to be folded, because an event follows that a reader must see after them.
   void flush();
   /// Stops the timers for good; finish_all() does the rest.

@@ -18,7 +18,7 @@ const std::vector<ExitCodeRow>& exit_code_table() {
        "a host's ddplaunchd has another version than this ddplaunch"},
       {ErrorCode::kRefused, "Refused", 115, "a node refused the job in its check before the start"},
       {ErrorCode::kSystem, "System", 116, "the operating system refused something that ddplaunch needs"},
-      {ErrorCode::kHung, "Hung", 117, "no worker printed anything or used CPU time for --hang-timeout"},
+      {ErrorCode::kHung, "Hung", 117, "no worker printed anything or used CPU time for --hang-timeout, or a line of --watch told of a hang"},
       {ErrorCode::kExec, "Exec", 126, "the worker's program could not be executed (127: not found)"},
       {ErrorCode::kCancelled, "Cancelled", 143, "stopped on request"},
   };

@@ -47,6 +47,7 @@ std::string what_happened(const Failure& failure, bool cause) {
              (failure.evidence.oom.empty() ? "" : ", out of memory");
     case Failure::Kind::kExec:
       return "could not be started: " + failure.error.text;
+    case Failure::Kind::kMisbehaved:
     case Failure::Kind::kNode:
     case Failure::Kind::kHung:
       return failure.error.text;
@@ -60,6 +61,8 @@ int code_of(const Failure& cause) {
       return cause.status;
     case Failure::Kind::kSignaled:
       return cut_short(cause) ? kExceptionExit : 128 + cause.signal;
+    case Failure::Kind::kMisbehaved:
+      return kExceptionExit;
     case Failure::Kind::kExec:
       return exec_exit_code(cause.error.sys);
     case Failure::Kind::kNode:
@@ -430,15 +433,17 @@ std::string text_with_summary(const ExitReport& report, const JobEnd& end, const
   if (!always && summary.duration < kLongRun && !(success && end.restarts > 0)) return report.text;
   const std::string output = ", " + format_text("goodput %.1f %%, ", 100 * summary.goodput) +
                              format_bytes(summary.output_bytes) + " of output\n";
+  const std::string usage = summary.usage.empty() ? "" : "used " + summary.usage + '\n';
   if (success) {
     return "ddplaunch: " + job_line(end) + "\nddplaunch: succeeded after " +
            format_elapsed(summary.duration) +
-           (end.restarts > 0 ? ", " + counted(end.restarts, "restart") : "") + output;
+           (end.restarts > 0 ? ", " + counted(end.restarts, "restart") : "") + output +
+           (usage.empty() ? "" : "ddplaunch: " + usage);
   }
   // Before the last line, because scripts and people read the exit code there.
   const std::size_t last_line = report.text.rfind('\n', report.text.size() - 2) + 1;
   return report.text.substr(0, last_line) + "  ran for " + format_elapsed(summary.duration) + output +
-         report.text.substr(last_line);
+         (usage.empty() ? "" : "  " + usage) + report.text.substr(last_line);
 }
 
 }  // namespace ddp::launcher

@@ -55,6 +55,7 @@ struct RunSummary {
   std::chrono::nanoseconds duration{0};
   std::uint64_t output_bytes = 0;  ///< that the workers wrote
   double goodput = 0;              ///< see JobProgress
+  std::string usage = {};          ///< usage_text()
 };
 
 /// Returns the text of the report, with a summary if the run lasted for a minute or `always`. After success,

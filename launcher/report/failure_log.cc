@@ -1,12 +1,13 @@
 #include "launcher/report/failure_log.h"
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 #include "base/result.h"
-#include "launcher/report/clean_text.h"
 #include "launcher/report/root_cause.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"
+#include "rendezvous/protocol/clean_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -23,6 +24,8 @@ Error without_host(Error error, const std::string& host) {
     error.text.replace(at, inside.size(), ": ");
   return error;
 }
+
+constexpr const char* kRecorder = "flight recorder";  ///< HangVerdict::Witness::source
 
 bool waits_in_collective(const std::vector<rendezvous::FlightRecorderDump>& dumps, int rank) {
   for (const rendezvous::FlightRecorderDump& dump : dumps) {
@@ -45,15 +48,18 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
   began_ = now;
   started_.clear();
   kill_due_.reset();
-  collectives_.clear();
-  with_collectives_.clear();
+  begin_inspection();
+  end_.hang.reset();
   ended_well_.clear();
   lost_peers_.clear();
 }
 
 void FailureLog::end_attempt() {
   diagnose_collectives();
-  if (const Failure* root = root_cause()) end_.earlier.push_back(*root);
+  if (const Failure* root = root_cause()) {
+    end_.earlier.push_back(*root);
+    end_.earlier.back().nodes_lost = count_nodes(end_.failures);
+  }
   ++end_.restarts;
   DDP_REQUIRE(std::cmp_less_equal(end_.earlier.size(), end_.restarts), end_.earlier.size(), end_.restarts);
   forget_attempt();
@@ -111,13 +117,36 @@ void FailureLog::add(Failure failure, Interval happened) {
   end_.failures.push_back(std::move(failure));
 }
 
-void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end,
-                               Interval happened) {
+/// Returns a failure of the worker without its kind.
+Failure FailureLog::failure_of(const WorkerIdentity& worker, Interval happened) const {
   Failure failure;
   failure.host = worker.host;
   failure.rank = worker.rank;
   failure.local_rank = worker.local_rank;
   failure.start_attempt = attempt_;
+  const auto started = started_.find(worker.rank);
+  if (started == started_.end()) return failure;
+  failure.ran = duration_cast<milliseconds>(std::max(happened.middle() - started->second.at, Time(0)));
+  failure.start_attempt = started->second.start_attempt;
+  return failure;
+}
+
+void FailureLog::worker_misbehaved(const WorkerIdentity& worker, std::string what, Interval happened) {
+  Failure failure = failure_of(worker, happened);
+  failure.kind = Failure::Kind::kMisbehaved;
+  failure.error = Error{ErrorCode::kInternal, std::move(what), 0};
+  add(std::move(failure), happened);
+}
+
+void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end,
+                               Interval happened) {
+  // It is the failed rank whose end ddplaunch brought about.
+  if (Failure* const known = find_worker(worker.rank);
+      known != nullptr && known->kind == Failure::Kind::kMisbehaved && end.after_stop) {
+    known->pid = end.pid;
+    return;
+  }
+  Failure failure = failure_of(worker, happened);
   failure.pid = end.pid;
   failure.status = end.code;
   failure.signal = end.signal;
@@ -125,14 +154,11 @@ void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::W
   failure.stopped_by_us = end.after_stop;
   failure.late_kill = end.late_kill;
   failure.lost_peers = lost_peers_.contains(worker.rank);
-  const auto started = started_.find(worker.rank);
-  if (started != started_.end() && end.pid != 0) {
-    failure.ran = duration_cast<milliseconds>(std::max(happened.middle() - started->second.at, Time(0)));
-    failure.start_attempt = started->second.start_attempt;
-  }
   failure.kind = end.signal != 0 ? Failure::Kind::kSignaled : Failure::Kind::kExited;
   if (end.pid == 0) {
     failure.kind = Failure::Kind::kExec;
+    failure.ran.reset();
+    failure.start_attempt = attempt_;
     failure.error = Error{ErrorCode::kExec, end.text, end.sys};
   }
   add(std::move(failure), happened);
@@ -153,30 +179,73 @@ void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
 }
 
 void FailureLog::collectives(const rendezvous::WorkerCollectives& collectives, int world_size) {
-  // Keeps one dump per rank, so that a misbehaving node cannot exhaust memory.
-  if (with_collectives_.contains(static_cast<int>(collectives.rank))) return;
   auto dump = rendezvous::parse_dump(collectives.log);
   if (!dump || dump->rank != static_cast<int>(collectives.rank) || dump->attempt != attempt_ ||
       dump->world_size != world_size)
     return;
-  with_collectives_.insert(dump->rank);
-  collectives_.push_back(std::move(*dump));
+  world_size_ = world_size;
+  // Keeps one dump per rank, so that a misbehaving node cannot exhaust memory. The newest one counts: the job
+  // may have gone on after an inspection.
+  const auto [known, first] = with_collectives_.try_emplace(dump->rank, collectives_.size());
+  if (first) collectives_.emplace_back();
+  collectives_[known->second] = std::move(*dump);
 }
 
 void FailureLog::diagnose_collectives() {
   const auto root = pick_root_cause(end_.failures);
-  if (!root || collectives_.empty()) return;
+  if (!root) return;
   Failure& cause = end_.failures[*root];
+  rendezvous::DesyncVerdict verdict = desync();
   // A rank that dies on its own leaves the others at arbitrary points. Their dumps are useful only if they
-  // had time to come together: the job hung, or a rank gave up in an operation.
-  const bool hung = cause.kind == Failure::Kind::kHung;
-  if (!hung && (cause.kind != Failure::Kind::kExited || !waits_in_collective(collectives_, cause.rank)))
+  // had time to come together: the job hung, or a rank gave up in an operation (PyTorch's watchdog aborts). A
+  // rank that the others wait for is not helped by the news that others wait for it.
+  const bool aborted = cause.kind == Failure::Kind::kSignaled && cause.signal == SIGABRT;
+  const bool gave_up =
+      aborted || (cause.kind == Failure::Kind::kExited && waits_in_collective(collectives_, cause.rank));
+  const bool tells = cause.kind == Failure::Kind::kHung ||
+                     (gave_up && verdict.waited_for && verdict.named.count(cause.rank) == 0);
+  if (!tells || collectives_.empty()) {
+    if (end_.hang && end_.hang->kind == HangVerdict::Kind::kFailed) end_.hang.reset();
     return;
-  rendezvous::DesyncVerdict verdict = rendezvous::analyze_desync(collectives_, ended_well_);
-  // A rank that the others wait for is not helped by the news that others wait for it.
-  if (!hung && (!verdict.waited_for || verdict.named.count(cause.rank) != 0)) return;
+  }
+  // Logs that came at the end of the ranks may tell more than the inspection did.
+  if (end_.hang) add_recorders(*end_.hang, verdict);
   cause.waited_for = std::move(verdict.text);
-  clean_line(cause.waited_for);  // it has operation names from the ranks' dumps
+}
+
+rendezvous::DesyncVerdict FailureLog::desync() const {
+  rendezvous::DesyncVerdict verdict = rendezvous::analyze_desync(collectives_, ended_well_);
+  rendezvous::clean_line(verdict.text);  // it has operation names from the ranks' dumps
+  return verdict;
+}
+
+void FailureLog::begin_inspection() {
+  collectives_.clear();
+  with_collectives_.clear();
+  world_size_ = 0;
+}
+
+void FailureLog::name_hang(HangVerdict verdict) {
+  verdict.attempt = attempt_;
+  if (!collectives_.empty()) add_recorders(verdict, desync());
+  end_.hang = std::move(verdict);
+}
+
+void FailureLog::add_recorders(HangVerdict& verdict, const rendezvous::DesyncVerdict& desync) const {
+  using Confidence = HangVerdict::Confidence;
+  std::erase_if(verdict.witnesses, [](const auto& witness) { return witness.source == kRecorder; });
+  verdict.witnesses.insert(
+      verdict.witnesses.begin(),
+      {kRecorder, collectives_.size(), desync.text.empty() ? "no rank waits in a collective" : desync.text});
+  // In a job that is active a rank may merely be later than others.
+  if (desync.text.empty() || (verdict.kind == HangVerdict::Kind::kActive && !desync.waited_for)) return;
+  verdict.text = desync.text;
+  verdict.ranks.assign(desync.named.begin(), desync.named.end());
+  const std::size_t known = collectives_.size() + ended_well_.size();
+  verdict.confidence =
+      !desync.named.empty() && desync.waited_for && std::cmp_greater_equal(known, world_size_)
+          ? Confidence::kHigh
+          : Confidence::kMedium;
 }
 
 void FailureLog::set_last_output(int rank, std::vector<std::string> lines, std::string file) {

@@ -46,6 +46,8 @@ class FailureLog {
   }
   /// Adds an abnormal exit.
   void worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end, Interval happened);
+  /// Adds the failure of a worker that still runs. `what`: without its name, "printed …".
+  void worker_misbehaved(const WorkerIdentity& worker, std::string what, Interval happened);
   void evidence(const rendezvous::WorkerEvidence& evidence);
   /// Takes the flight recorder dump of a rank of the attempt, which has `world_size` ranks. Ignores an
   /// invalid dump.
@@ -63,6 +65,12 @@ class FailureLog {
   /// Sets why a node failed whose failure was reported before.
   void explain_node(const std::string& host, Error error);
   void job_hung(Error error, Interval happened);
+  /// The ranks are being asked again: what they told before counts no more.
+  void begin_inspection();
+  /// Sets JobEnd::hang. Adds what the flight recorders tell to a verdict that knows nothing of them.
+  void name_hang(HangVerdict verdict);
+  /// The job goes on.
+  void hang_over() { end_.hang.reset(); }
   void master_failed(Error error) { end_.master = std::move(error); }
   /// Sets JobEnd::job and job_dir.
   void name_job(std::string job, std::string directory);
@@ -92,6 +100,9 @@ class FailureLog {
 
  private:
   Failure* find_worker(int rank);
+  rendezvous::DesyncVerdict desync() const;
+  void add_recorders(HangVerdict& verdict, const rendezvous::DesyncVerdict& desync) const;
+  Failure failure_of(const WorkerIdentity& worker, Interval happened) const;
   void add(Failure failure, Interval happened);
 
   JobEnd end_;
@@ -105,10 +116,11 @@ class FailureLog {
   };
   std::map<int, ProcessStart> started_;                      ///< the process of each rank
   std::vector<rendezvous::FlightRecorderDump> collectives_;  ///< of the attempt
-  std::set<int> with_collectives_;                           ///< ranks of collectives_
-  std::set<int> ended_well_;                                 ///< ranks of the attempt
-  std::set<int> lost_peers_;                                 ///< ranks of the attempt
-  std::optional<Time> kill_due_;                             ///< once the stop is ordered
+  std::map<int, std::size_t> with_collectives_;              ///< a rank's index in collectives_
+  int world_size_ = 0;            ///< of the attempt; 0: no rank has told collectives
+  std::set<int> ended_well_;      ///< ranks of the attempt
+  std::set<int> lost_peers_;      ///< ranks of the attempt
+  std::optional<Time> kill_due_;  ///< once the stop is ordered
 };
 
 }  // namespace ddp::launcher

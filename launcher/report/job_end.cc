@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/report/clean_text.h"
+#include "rendezvous/protocol/clean_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -119,8 +120,8 @@ std::optional<WorkerException> parse_error_json(std::string_view text) {
     nlohmann::json::sax_parse(closed.begin(), closed.end(), &reader);
   }
   if (!reader.message) return std::nullopt;
-  clean_text(*reader.message);
-  clean_text(reader.trace);
+  rendezvous::clean_text(*reader.message);
+  rendezvous::clean_text(reader.trace);
   WorkerException exception = split_exception(*reader.message);
   exception.trace = std::move(reader.trace);
   if (!cut_trace) exception.frame = last_frame(exception.trace);
@@ -165,6 +166,18 @@ std::string last_frame(std::string_view trace) {
     }
   }
   return frame;
+}
+
+std::string HangVerdict::text_of(std::string_view source) const {
+  const auto found = std::ranges::find(witnesses, source, &Witness::source);
+  return found == witnesses.end() ? "" : found->text;
+}
+
+int count_nodes(const std::vector<Failure>& failures) {
+  std::set<std::string_view> nodes;
+  for (const Failure& failure : failures)
+    if (failure.kind == Failure::Kind::kNode) nodes.insert(failure.host);
+  return static_cast<int>(nodes.size());
 }
 
 Evidence read_evidence(const rendezvous::WorkerEvidence& message) {

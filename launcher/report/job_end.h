@@ -56,11 +56,12 @@ Evidence read_evidence(const rendezvous::WorkerEvidence& message);
 /// One failure: an abnormal exit of a worker, or a failed node.
 struct Failure {
   enum class Kind : std::uint8_t {
-    kExited,    ///< worker, `status` 1…255
-    kSignaled,  ///< worker, `signal`, `core_dumped`
-    kExec,      ///< worker, could not be executed: `error` has the errno and the text
-    kNode,      ///< node: `error` has the reason; rank, local_rank and pid mean nothing
-    kHung,      ///< the whole job: `error` has the ranks' states; no host, no rank
+    kExited,      ///< worker, `status` 1…255
+    kSignaled,    ///< worker, `signal`, `core_dumped`
+    kMisbehaved,  ///< worker, `error` has what it did; it still ran, and ddplaunch stops it
+    kExec,        ///< worker, could not be executed: `error` has the errno and the text
+    kNode,        ///< node: `error` has the reason; rank, local_rank and pid mean nothing
+    kHung,        ///< the whole job: `error` has the ranks' states; no host, no rank
   };
   Kind kind = Kind::kExited;
   std::string host;
@@ -80,6 +81,7 @@ struct Failure {
   std::uint32_t attempt = 0;
   std::uint32_t start_attempt = 0;  ///< attempt that started its process; it survived until `attempt`
   Evidence evidence;
+  int nodes_lost = 0;                    ///< of the root cause of an earlier attempt: lost in that attempt
   std::string waited_for;                ///< of a root cause: the rank that others waited for; empty: none
   std::vector<std::string> last_stderr;  ///< StderrTail::lines()
   std::string stderr_path;               ///< file in the job directory; empty: none
@@ -89,6 +91,9 @@ struct Failure {
   std::chrono::nanoseconds at() const { return happened.middle() - attempt_began; }
 };
 
+/// Returns how many nodes are among the failures of an attempt. A node may be named twice.
+int count_nodes(const std::vector<Failure>& failures);
+
 /// A worker that exited 0 before the attempt ended. Times are as in Failure.
 struct EarlyExit {
   int rank = 0;
@@ -97,6 +102,35 @@ struct EarlyExit {
   std::chrono::nanoseconds attempt_began{0};
 
   std::chrono::nanoseconds at() const { return happened.middle() - attempt_began; }
+};
+
+/// What is known of a job that makes no progress, or of which a user asked: the one object that the report,
+/// the status, the page, hooks and `ddplaunch hang` show (docs/users/hang.md).
+struct HangVerdict {
+  enum class Kind : std::uint8_t {
+    kActive,   ///< a user asked; a worker was active shortly before
+    kStalled,  ///< nobody is active; the job goes on
+    kHung,     ///< the attempt is ended for it (--hang-timeout)
+    kFailed,   ///< a rank gave up waiting for others
+  };
+  enum class Confidence : std::uint8_t { kLow, kMedium, kHigh };
+  /// A source of what is known. `ranks`: how many told it; 0: it is not of single ranks.
+  struct Witness {
+    std::string source;  ///< "flight recorder", "steps", "activity", "processes", "hint"
+    std::size_t ranks = 0;
+    std::string text;
+  };
+  Kind kind = Kind::kActive;
+  std::uint32_t attempt = 0;
+  std::string text;  ///< one line
+  Confidence confidence = Confidence::kLow;
+  std::vector<int> ranks;             ///< that the others wait for, or that differ from the others
+  std::vector<Witness> witnesses;     ///< the most telling first
+  std::chrono::nanoseconds quiet{0};  ///< time without any activity
+  std::string files;                  ///< pattern of the files with stacks; empty: none were written
+
+  /// Returns the text of a witness; empty: it told nothing.
+  std::string text_of(std::string_view source) const;
 };
 
 /// The end of a job, from the master's view.
@@ -113,6 +147,7 @@ struct JobEnd {
   std::string job;              ///< "job run7: 2 nodes × 8 workers"
   std::string job_dir;          ///< directory of the job's files; empty: none
   std::optional<Error> master;  ///< the master's own failure (usage, job directory, …)
+  std::optional<HangVerdict> hang;  ///< of the attempt; unset: nobody has asked, or the job went on
 };
 
 }  // namespace ddp::launcher

@@ -33,6 +33,7 @@ std::size_t at(JobProgress::Phase phase) {
 /// Returns the cause of a failure that the event may be; kNoCause: it is none.
 std::size_t cause_of(const JournalEvent& event) {
   if (event.kind == Kind::kRankExited) return event.exit_code == 0 ? kNoCause : 0;
+  if (event.kind == Kind::kLineMatched) return event.failure ? 0 : kNoCause;
   if (event.kind == Kind::kNodeLost) return 1;
   return event.kind == Kind::kHangFound ? 2 : kNoCause;
 }
@@ -83,6 +84,7 @@ void JobProgress::on_event(const JournalEvent& event, Time now) {
       xid_lines_.clear();
       ranks_.clear();
       ranks_at_.clear();
+      slow_ranks_.begin_attempt();
       marks_ = {};
       cause_ = kNoCause;
       enter(Phase::kStart, now);
@@ -96,7 +98,8 @@ void JobProgress::on_event(const JournalEvent& event, Time now) {
       // again, and no more than this phase has had.
       const Time booked = stalled(now);
       enter(Phase::kHang, now);
-      const Time quiet = std::clamp(hang_timeout_ - booked, Time{0}, sums_.spent[at(before)]);
+      const Time waited = event.rank ? Time{0} : hang_timeout_;  // a line of a rank tells of it at once
+      const Time quiet = std::clamp(waited - booked, Time{0}, sums_.spent[at(before)]);
       sums_.spent[at(before)] -= quiet;
       sums_.spent[at(Phase::kHang)] += quiet;
       break;
@@ -119,15 +122,15 @@ void JobProgress::on_event(const JournalEvent& event, Time now) {
 /// Durations that cannot be right are not counted.
 void JobProgress::count_steps(const rendezvous::WorkerSteps& message, Time now) {
   StepDurations durations;
-  for (std::size_t i = 0; i < message.durations.size(); ++i)
-    durations.counts.at(i) = message.durations[i];
+  for (std::size_t i = 0; i < message.durations.size(); i += 2)
+    if (!durations.add(message.durations[i], message.durations[i + 1])) return;
   const auto too_many = [](std::uint64_t count) { return count > StepDurations::kMost; };
   const auto wrong_sum = [](std::uint64_t bits) {
     const auto seconds = std::bit_cast<double>(bits);
     return !(seconds >= 0 && seconds <= static_cast<double>(StepDurations::kMost));
   };
-  if (std::ranges::any_of(message.durations, too_many) || std::ranges::any_of(message.counts, too_many) ||
-      std::ranges::any_of(message.seconds, wrong_sum))
+  if (std::ranges::any_of(message.counts, too_many) || std::ranges::any_of(message.seconds, wrong_sum) ||
+      std::ranges::any_of(message.waits, wrong_sum))
     return;
   for (std::size_t i = 0; i < message.ranks.size(); ++i) {
     const auto seconds = std::bit_cast<double>(message.seconds[i]);
@@ -139,6 +142,8 @@ void JobProgress::count_steps(const rendezvous::WorkerSteps& message, Time now) 
     if (rank.present.steps == 0) rank.window_began = now;
     rank.present.steps += message.counts[i];
     rank.present.seconds += seconds;
+    const auto waited = std::bit_cast<double>(message.waits[i]);
+    slow_ranks_.add(message.ranks[i], message.counts[i], std::max(0.0, seconds - waited), waited);
   }
   sums_.durations.add(durations);
 }
@@ -168,7 +173,7 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
       count == message.steps.size() && count == message.losses.size() && count == message.phases.size(),
       count, message.steps.size(), message.losses.size(), message.phases.size());
   DDP_REQUIRE(count == message.counts.size() && count == message.seconds.size() &&
-                  message.durations.size() == sums_.durations.counts.size(),
+                  count == message.waits.size() && message.durations.size() % 2 == 0,
               count, message.counts.size(), message.seconds.size(), message.durations.size());
   for (std::size_t i = 0; i < message.ranks.size(); ++i) {
     const std::uint64_t step = message.steps[i];

@@ -11,9 +11,10 @@
 #include <string>
 #include <string_view>
 
-#include "base/step_durations.h"
 #include "launcher/report/journal.h"
+#include "launcher/report/slow_ranks.h"
 #include "rendezvous/protocol/message.h"
+#include "rendezvous/worker/step_durations.h"
 
 namespace ddp::launcher {
 
@@ -56,8 +57,8 @@ class JobProgress {
   JobProgress(Time began, Time hang_timeout) : hang_timeout_(hang_timeout), since_(began) {}
 
   void on_event(const JournalEvent& event, Time now);
-  /// Takes what workers reported; the lists of the message have the same size, and `durations` that of
-  /// StepDurations::counts. Ignored unless its attempt is the present one.
+  /// Takes what workers reported; the lists of the message have the same size, but `durations` has pairs.
+  /// Ignored unless its attempt is the present one.
   void take_steps(const rendezvous::WorkerSteps& message, Time now);
   /// `lines`: WorkerEvidence::xid. A line counts once in an attempt, though several ranks may report it.
   void take_xids(const std::string& node, std::string_view lines);
@@ -72,6 +73,7 @@ class JobProgress {
   /// Unset: the rank has reported no step in this attempt.
   std::optional<RankReport> report_of(std::uint32_t rank) const;
   Figures figures(Time now) const;
+  SlowRanks& slow_ranks() { return slow_ranks_; }
 
  private:
   struct Mark {
@@ -108,6 +110,7 @@ class JobProgress {
   std::set<std::string> xid_lines_;                ///< that were counted in this attempt, with their nodes
   /// The latest step of all ranks, and two earlier ones: the duration is measured from the older.
   std::array<std::optional<Mark>, 3> marks_;
+  SlowRanks slow_ranks_;
   std::deque<double> recent_;  ///< seconds per step in the latest reports of all attempts
 };
 

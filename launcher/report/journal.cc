@@ -1,7 +1,10 @@
 #include "launcher/report/journal.h"
 
+#include <cmath>
+
 #include "base/exit_status.h"
 #include "launcher/report/report_json.h"
+#include "launcher/report/sample_history.h"
 
 namespace ddp::launcher {
 namespace {
@@ -35,14 +38,43 @@ const char* name_of(Kind kind) {
       return "attempt_ended";
     case Kind::kRankExited:
       return "rank_exited";
+    case Kind::kLineMatched:
+      return "line_matched";
+    case Kind::kRankSlow:
+      return "rank_slow";
+    case Kind::kRankRecovered:
+      return "rank_recovered";
     case Kind::kHangFound:
       return "hang_found";
+    case Kind::kHangNamed:
+      return "hang_named";
     case Kind::kHangOver:
       return "hang_over";
     case Kind::kSignal:
       return "signal";
   }
   return "";
+}
+
+OrderedJson common_keys(std::uint64_t id, std::chrono::system_clock::time_point time, const char* event,
+                        const std::optional<std::uint32_t>& attempt) {
+  return {{"format", kJournalFormat},
+          {"id", id},
+          {"time", utc_text(time)},
+          {"event", event},
+          {"attempt", attempt ? OrderedJson(*attempt) : OrderedJson()},
+          {"node", OrderedJson()},
+          {"rank", OrderedJson()},
+          {"reason", OrderedJson()}};
+}
+
+std::string line_of(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+}
+
+/// Three digits behind the point: lines are many.
+OrderedJson short_number(bool is_known, double value) {
+  return is_known ? OrderedJson(std::round(value * 1000) / 1000) : OrderedJson();
 }
 
 template <class T>
@@ -54,17 +86,12 @@ OrderedJson number_or_null(const std::optional<T>& number) {
 
 std::string journal_line(const JournalEvent& event, std::uint64_t id,
                          std::chrono::system_clock::time_point time) {
-  OrderedJson line{{"id", id},
-                   {"time", utc_text(time)},
-                   {"event", name_of(event.kind)},
-                   {"attempt", number_or_null(event.attempt)},
-                   {"node", text_or_null(event.node)},
-                   {"rank", number_or_null(event.rank)},
-                   {"reason", text_or_null(event.reason.substr(0, kReasonBytes))}};
-  if (event.kind == Kind::kJobStarted) {
-    line["format"] = kJournalFormat;
-    line["job"] = event.job;
-  }
+  OrderedJson line = common_keys(id, time, name_of(event.kind), event.attempt);
+  line["node"] = text_or_null(event.node);
+  line["rank"] = number_or_null(event.rank);
+  line["reason"] = text_or_null(event.reason.substr(0, kReasonBytes));
+  if (event.kind == Kind::kJobStarted) line["job"] = event.job;
+  if (event.kind == Kind::kHangNamed) line["hang"] = hang_json(event.hang);
   if (event.kind == Kind::kJobEnded || event.kind == Kind::kRankExited)
     line["exit_code"] = number_or_null(event.exit_code);
   if (event.kind == Kind::kSignal || event.kind == Kind::kRankExited)
@@ -75,7 +102,29 @@ std::string journal_line(const JournalEvent& event, std::uint64_t id,
     for (const JournalEvent::AttemptNode& node : event.nodes)
       line["nodes"].push_back({{"node", node.node}, {"first_rank", node.first_rank}, {"ranks", node.ranks}});
   }
-  return line.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+  return line_of(line);
+}
+
+std::string sample_line(const HistoryPoint& point, std::uint64_t id,
+                        std::chrono::system_clock::time_point time) {
+  const JobUsage& usage = point.usage;
+  const bool nodes = usage.nodes > 0, gpus = usage.gpus > 0;
+  OrderedJson line = common_keys(id, time, "sample", point.attempt);
+  line["step"] = number_or_null(point.step);
+  line["step_s"] = number_or_null(point.step_seconds);
+  line["loss"] = number_or_null(point.loss);
+  line["goodput"] = short_number(true, point.goodput);
+  line["cpu"] = short_number(nodes, usage.cpu);
+  line["memory_used"] = short_number(nodes, usage.memory_used);
+  line["gpu_busy"] = short_number(gpus, usage.gpu_busy);
+  line["gpu_memory_used"] = short_number(gpus, usage.gpu_memory_used);
+  line["network_in"] = short_number(nodes, usage.network_in);
+  line["network_out"] = short_number(nodes, usage.network_out);
+  line["infiniband_in"] = short_number(nodes, usage.infiniband_in);
+  line["infiniband_out"] = short_number(nodes, usage.infiniband_out);
+  line["disk_read"] = short_number(nodes, usage.disk_read);
+  line["disk_written"] = short_number(nodes, usage.disk_written);
+  return line_of(line);
 }
 
 }  // namespace ddp::launcher

@@ -6,7 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "launcher/report/job_end.h"
+
 namespace ddp::launcher {
+
+struct HistoryPoint;
 
 /// A change of a job's state (docs/users/journal.md).
 struct JournalEvent {
@@ -22,7 +26,11 @@ struct JournalEvent {
     kAttemptStopping,
     kAttemptEnded,
     kRankExited,
+    kLineMatched,
+    kRankSlow,
+    kRankRecovered,
     kHangFound,
+    kHangNamed,  ///< the verdict on it; comes again while the job goes on without progress
     kHangOver,
     kSignal,
   };
@@ -40,8 +48,10 @@ struct JournalEvent {
   std::string job = {};               ///< kJobStarted: the job's id
   std::optional<int> exit_code = {};  ///< kJobEnded; kRankExited: unset if a signal ended it
   int signal = 0;                     ///< kSignal; kRankExited: the signal that ended it, or 0
-  bool failure = false;               ///< kAttemptStopping: neither the user's wish nor for a larger attempt
-  std::vector<AttemptNode> nodes = {};  ///< kAttemptStarted: all, in the order of node ranks
+  bool failure = false;               ///< kAttemptStopping: neither the user's wish nor for a larger attempt;
+                                      ///< kLineMatched: the line counts as the rank's failure
+  std::optional<HangVerdict> hang = {};  ///< kHangNamed
+  std::vector<AttemptNode> nodes = {};   ///< kAttemptStarted: all, in the order of node ranks
 };
 
 /// Version of the journal's lines. It changes when a key changes its meaning.
@@ -51,5 +61,9 @@ inline constexpr int kJournalFormat = 1;
 /// events of a job have the ids 1, 2, 3 and so on.
 std::string journal_line(const JournalEvent& event, std::uint64_t id,
                          std::chrono::system_clock::time_point time);
+
+/// Returns the point as a line of events.jsonl, an event "sample". What is not known is null.
+std::string sample_line(const HistoryPoint& point, std::uint64_t id,
+                        std::chrono::system_clock::time_point time);
 
 }  // namespace ddp::launcher

@@ -1,6 +1,7 @@
 #include "launcher/report/report_json.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -37,6 +38,8 @@ const char* what_of(Failure::Kind kind) {
       return "exited";
     case Failure::Kind::kSignaled:
       return "signaled";
+    case Failure::Kind::kMisbehaved:
+      return "misbehaved";
     case Failure::Kind::kExec:
       return "not_executed";
     case Failure::Kind::kNode:
@@ -49,6 +52,44 @@ const char* what_of(Failure::Kind kind) {
 
 std::string text_of(const OrderedJson& report) {
   return escape_unsafe_in_json(report.dump(2, ' ', false, OrderedJson::error_handler_t::replace)) + "\n";
+}
+
+OrderedJson meter_json(const UsageMeter& meter, OrderedJson all = {}) {
+  OrderedJson json{{"mean", std::round(meter.mean() * 1000) / 1000},
+                   {"peak", std::round(meter.peak * 1000) / 1000}};
+  if (!all.is_null()) json["of"] = std::move(all);
+  return json;
+}
+
+OrderedJson usage_json(const UsageSummary& usage) {
+  const JobUsage& last = usage.last;
+  if (last.nodes == 0) return {};
+  OrderedJson json{{"cpu", meter_json(usage.cpu, last.cpus)},
+                   {"memory", meter_json(usage.memory_used, last.memory)},
+                   {"network_in", meter_json(usage.network_in)},
+                   {"network_out", meter_json(usage.network_out)},
+                   {"infiniband_in", meter_json(usage.infiniband_in)},
+                   {"infiniband_out", meter_json(usage.infiniband_out)},
+                   {"disk_read", meter_json(usage.disk_read)},
+                   {"disk_written", meter_json(usage.disk_written)},
+                   {"gpus", last.gpus}};
+  json["gpu_busy"] = last.gpus > 0 ? meter_json(usage.gpu_busy, 100) : OrderedJson();
+  json["gpu_memory"] = last.gpus > 0 ? meter_json(usage.gpu_memory_used, last.gpu_memory) : OrderedJson();
+  return json;
+}
+
+const char* name_of(HangVerdict::Kind kind) {
+  switch (kind) {
+    case HangVerdict::Kind::kActive:
+      return "active";
+    case HangVerdict::Kind::kStalled:
+      return "stalled";
+    case HangVerdict::Kind::kHung:
+      return "hung";
+    case HangVerdict::Kind::kFailed:
+      return "failed";
+  }
+  return "";
 }
 
 class ReportWriter {
@@ -76,6 +117,7 @@ class ReportWriter {
     report["step"] = or_null(facts_.step);
     report["step_s"] = or_null(facts_.step_seconds);
     report["loss"] = or_null(facts_.loss);
+    report["usage"] = usage_json(facts_.usage);
     report["job"] = {{"id", facts_.job_id},
                      {"directory", text_or_null(facts_.job_dir)},
                      {"nodes", facts_.nodes},
@@ -100,6 +142,9 @@ class ReportWriter {
     report["earlier_attempts"] = OrderedJson::array();
     for (const Failure& failure : brief_ ? std::vector<Failure>() : end_.earlier)
       report["earlier_attempts"].push_back(failure_json(failure, true));
+    // One that a user asked for while the job worked says nothing of its end.
+    const bool held = end_.hang && end_.hang->kind != HangVerdict::Kind::kActive;
+    report["hang"] = held ? hang_json(end_.hang) : OrderedJson();
     report["warnings"] = facts_.warnings;
     return report;
   }
@@ -196,6 +241,22 @@ class ReportWriter {
 };
 
 }  // namespace
+
+OrderedJson hang_json(const std::optional<HangVerdict>& verdict) {
+  if (!verdict) return {};
+  constexpr std::array kConfidences = {"low", "medium", "high"};
+  OrderedJson witnesses = OrderedJson::array();
+  for (const HangVerdict::Witness& witness : verdict->witnesses)
+    witnesses.push_back({{"source", witness.source}, {"ranks", witness.ranks}, {"text", witness.text}});
+  return {{"state", name_of(verdict->kind)},
+          {"attempt", verdict->attempt},
+          {"text", verdict->text},
+          {"confidence", kConfidences[static_cast<std::size_t>(verdict->confidence)]},
+          {"ranks", verdict->ranks},
+          {"quiet_s", in_seconds(verdict->quiet)},
+          {"witnesses", std::move(witnesses)},
+          {"files", text_or_null(verdict->files)}};
+}
 
 std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts) {
   return text_of(ReportWriter(end, exit, facts, false).report());

@@ -12,6 +12,7 @@
 #include "launcher/report/exit_code.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/job_end.h"
+#include "launcher/report/sample_history.h"
 
 namespace ddp::launcher {
 
@@ -51,11 +52,15 @@ struct JobFacts {
   std::optional<std::uint64_t> step;
   std::optional<double> step_seconds;
   std::optional<double> loss;
+  UsageSummary usage;
   std::vector<std::string> warnings;  ///< of the job: a full disk, lost output
   std::chrono::nanoseconds began{0};  ///< on the master's CLOCK_MONOTONIC, as Failure::when
   std::chrono::nanoseconds ended{0};
   std::chrono::system_clock::time_point ended_at;  ///< `ended` by the wall clock
 };
+
+/// Returns the verdict as an object (docs/users/hang.md); null: there is none.
+OrderedJson hang_json(const std::optional<HangVerdict>& verdict);
 
 /// Returns the report for --report (docs/users/report.md): JSON, UTF-8, ends with a newline. Every key is
 /// always present; unknown values are null. Invalid UTF-8 bytes become U+FFFD.

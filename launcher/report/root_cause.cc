@@ -386,16 +386,7 @@ bool says(const Failure& failure, std::string_view words) {
 }
 
 bool has_hardware_xid(const Failure& failure) {
-  std::string_view lines = failure.evidence.xid;
-  while (!lines.empty()) {
-    const std::string_view line = lines.substr(0, lines.find('\n'));
-    const int number = xid_number(line);
-    if (std::ranges::any_of(kXids,
-                            [number](const XidRow& row) { return row.number == number && row.hardware; }))
-      return true;
-    lines.remove_prefix(std::min(line.size() + 1, lines.size()));
-  }
-  return false;
+  return !hardware_xids(failure).empty();
 }
 
 }  // namespace
@@ -412,6 +403,7 @@ Blame blame_of(const Failure& failure) {
   switch (failure.kind) {
     case Failure::Kind::kNode:
       return Blame::kMachine;
+    case Failure::Kind::kMisbehaved:
     case Failure::Kind::kExec:
     case Failure::Kind::kHung:
       return Blame::kOwn;
@@ -512,6 +504,20 @@ int xid_number(std::string_view line) {
   const std::size_t colon = xid == std::string::npos ? xid : line.find("): ", xid);
   if (colon == std::string::npos) return 0;
   return leading_number<int>(line.substr(colon + 3)).value_or(0);
+}
+
+std::vector<int> hardware_xids(const Failure& failure) {
+  std::vector<int> numbers;
+  std::string_view lines = failure.evidence.xid;
+  while (!lines.empty()) {
+    const std::string_view line = lines.substr(0, lines.find('\n'));
+    const int number = xid_number(line);
+    if (std::ranges::any_of(kXids,
+                            [number](const XidRow& row) { return row.number == number && row.hardware; }))
+      numbers.push_back(number);
+    lines.remove_prefix(std::min(line.size() + 1, lines.size()));
+  }
+  return numbers;
 }
 
 std::string xid_meaning(const std::string& line) {

@@ -68,6 +68,9 @@ std::string signal_meaning(const Failure& failure);
 
 /// Returns the number of an Xid line of the NVIDIA driver; 0 for any other line.
 int xid_number(std::string_view line);
+/// Returns the numbers of the failure's Xid lines that say that a GPU or its firmware failed, not the
+/// program.
+std::vector<int> hardware_xids(const Failure& failure);
 /// Returns the meaning of an Xid line of the NVIDIA driver ("NVRM: Xid (PCI:0000:65:00): 79, …") for the
 /// user; empty: unknown error.
 std::string xid_meaning(const std::string& line);

@@ -212,6 +212,10 @@ std::chrono::milliseconds link_grace(const JobSpec& spec) {
   return spec.launcher == LauncherKind::kSlurm ? spec.stop_grace : std::min(spec.failure_grace, kLinkGrace);
 }
 
+HangLimits hang_limits(const JobSpec& spec) {
+  return {spec.hang_timeout, spec.hang_by_steps, spec.report_stalls};
+}
+
 rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, std::size_t nodes) {
   rendezvous::JobStart job;
   job.job_id = spec.job_id;
@@ -221,7 +225,8 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   job.master_timeout_ms = to_ms(node_lease(spec));
   job.link_grace_ms = to_ms(link_grace(spec));
   job.credit = credit_window(nodes);
-  job.hang_timeout_ms = to_ms(spec.hang_timeout);
+  job.activity_timeout_ms = to_ms(hang_limits(spec).shortest());
+  job.diagnosis = !spec.no_diagnosis;
   job.stop_leaders = spec.stop_leaders;
   // A wrapper gives the node other devices, and other PIDs than the master's.
   job.local = host.wrapper.empty() &&

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "launcher/hang/hang_detection.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/supervisor/job_events.h"
 #include "launcher/supervisor/net_choice.h"
@@ -87,6 +88,8 @@ std::string awaited_text(const std::map<std::string, std::vector<std::string>>& 
 
 /// Converts --nproc-per-node for the rank plan.
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);
+
+HangLimits hang_limits(const JobSpec& spec);
 
 /// Returns the job for `host`, one of `nodes` that run it. A local host gets the environment for this
 /// machine, others the one for other machines.

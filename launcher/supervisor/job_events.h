@@ -47,6 +47,16 @@ struct FromNode {
   Time error{0};  ///< ± of `happened`
   std::uint32_t incarnation = 1;
 };
+/// A line of a worker's output matches a rule of --watch: the first one of the rank in this attempt.
+struct WatchedLine {
+  std::size_t node;
+  std::uint32_t attempt;
+  std::uint32_t rank;
+  std::size_t rule;  ///< index in JobSpec::watch
+  std::string line;  ///< its begin, raw
+  Time happened;     ///< as in FromNode
+  Time error{0};
+};
 struct LinkEnded {  ///< the node sends nothing more; NodeGone follows with the reason
   std::size_t node;
   Error error;
@@ -71,9 +81,10 @@ struct UserSignal {
   bool now = false;     ///< `ddplaunch stop --now`: the workers get no more time
   std::string by = "";  ///< JobEnd::stopped_by
 };
+struct AskHang {};  ///< a user asks what the ranks wait for; HangAnswered follows
 struct Tick {};
-using Event = std::variant<NodeUp, NodeFailed, NodeHeartbeat, NodeReachable, FromNode, LinkEnded, NodeGone,
-                           NodeSwept, UserSignal, Tick>;
+using Event = std::variant<NodeUp, NodeFailed, NodeHeartbeat, NodeReachable, FromNode, WatchedLine, LinkEnded,
+                           NodeGone, NodeSwept, UserSignal, AskHang, Tick>;
 
 // ---- actions
 struct ToNode {
@@ -106,8 +117,9 @@ struct Dump {  ///< state of a hanging rank, for its file in the job directory
   std::uint32_t rank = 0;
   std::string text;
 };
-using Action =
-    std::variant<ToNode, Disconnect, Recall, SweepNode, PrintLine, Waiting, Detail, Dump, JournalEvent>;
+struct HangAnswered {};  ///< JobEnd::hang answers all AskHang events; if it is unset, no worker runs
+using Action = std::variant<ToNode, Disconnect, Recall, SweepNode, PrintLine, Waiting, Detail, Dump,
+                            HangAnswered, JournalEvent>;
 using Actions = std::vector<Action>;
 
 }  // namespace ddp::launcher::job

@@ -87,24 +87,24 @@ std::string text_of(const IpNetwork& network) {
 }
 
 // The kind is guessed from the name, because the kernel does not say what an interface is for.
-enum class LinkKind { kReal, kVpn, kBridge };
+enum class InterfaceKind { kReal, kVpn, kBridge };
 
-LinkKind link_kind(std::string_view name) {
+InterfaceKind link_kind(std::string_view name) {
   for (const std::string_view start :
        {"docker", "br-", "veth", "virbr", "vnet", "cni", "flannel", "cali", "cilium", "lxc", "lxd", "podman",
         "kube-", "nodelocaldns", "vmnet", "vboxnet"}) {
-    if (name.starts_with(start)) return LinkKind::kBridge;
+    if (name.starts_with(start)) return InterfaceKind::kBridge;
   }
   for (const std::string_view start : {"tun", "tap", "wg", "tailscale", "zt", "ppp", "utun"}) {
-    if (name.starts_with(start)) return LinkKind::kVpn;
+    if (name.starts_with(start)) return InterfaceKind::kVpn;
   }
-  return LinkKind::kReal;
+  return InterfaceKind::kReal;
 }
 
 struct Usable {
   const Interface* interface = nullptr;
   IpAddress address;
-  LinkKind kind = LinkKind::kReal;
+  InterfaceKind kind = InterfaceKind::kReal;
 };
 
 struct NodeAddresses {
@@ -206,7 +206,7 @@ bool same_address_on_two_machines(const std::vector<NodeAddresses>& nodes, const
 std::optional<NetworkOption> shared_through(const std::vector<NodeAddresses>& nodes, const Usable& first) {
   const IpNetwork network = network_of(first.address, first.interface->prefix_length);
   NetworkOption option{{&first}, text_of(network), 0};
-  bool bridge = first.kind == LinkKind::kBridge;
+  bool bridge = first.kind == InterfaceKind::kBridge;
   bool reached = nodes[0].connected && contains(network, *nodes[0].connected);
   for (std::size_t i = 1; i < nodes.size(); ++i) {
     // Both ends must agree: with unequal prefixes one of them looks for the other behind a gateway.
@@ -215,7 +215,7 @@ std::optional<NetworkOption> shared_through(const std::vector<NodeAddresses>& no
              contains(network_of(usable.address, usable.interface->prefix_length), first.address);
     });
     if (!member) return std::nullopt;
-    bridge = bridge || member->kind == LinkKind::kBridge;
+    bridge = bridge || member->kind == InterfaceKind::kBridge;
     reached = reached || (nodes[i].connected && contains(network, *nodes[i].connected));
     option.members.push_back(member);
   }
@@ -232,7 +232,7 @@ std::vector<NetworkOption> shared_networks(const std::vector<NodeAddresses>& nod
     if (auto option = shared_through(nodes, first)) options.push_back(std::move(*option));
   }
   std::stable_sort(options.begin(), options.end(), [](const NetworkOption& a, const NetworkOption& b) {
-    auto is_vpn = [](const Usable* member) { return member->kind == LinkKind::kVpn; };
+    auto is_vpn = [](const Usable* member) { return member->kind == InterfaceKind::kVpn; };
     const bool a_vpn = std::any_of(a.members.begin(), a.members.end(), is_vpn);
     const bool b_vpn = std::any_of(b.members.begin(), b.members.end(), is_vpn);
     // The network of the host names is the one that the administrator meant. Stable, so that the order of the
@@ -359,7 +359,7 @@ Result<NetChoice> unshared_choice(const std::vector<NodeAddresses>& nodes) {
   NetChoice choice;
   std::vector<const Usable*> own;
   for (const Usable& usable : first.usable) {
-    if (usable.kind != LinkKind::kBridge) own.push_back(&usable);
+    if (usable.kind != InterfaceKind::kBridge) own.push_back(&usable);
   }
   if (worth_trying(first.connected)) {
     add_route(choice, route_to(first.given->connected, nodes));

@@ -125,8 +125,9 @@ class Supervisor {
     std::optional<StopCause> cause;  ///< unset: it was not stopped
     Outcome outcome = Outcome::kDone;
     std::string reason = {};
-    bool non_retryable = false;  ///< every attempt would end the same way
-    bool revoked = false;        ///< its workers survive
+    bool non_retryable = false;                     ///< every attempt would end the same way
+    bool revoked = false;                           ///< its workers survive
+    std::optional<std::uint32_t> failed_rank = {};  ///< still runs, and must not survive
   };
   /// What the master does with the link of a node that it gives up.
   enum class Parting : std::uint8_t {
@@ -219,11 +220,17 @@ class Supervisor {
   /// Ignores messages that need no decision, and messages that only the master sends.
   template <class M>
   void handle(const job::FromNode&, const M&, Time) {}
+  void on(const job::WatchedLine& event, Time now);
   void survivors_gone(std::size_t node, std::uint32_t left, Time now);
   void check_attempt(Time now);
+  void begin_inspection(HangInvestigation::Purpose purpose, Time now, std::string cause = {});
+  void end_inspection(Time now);
+  void job_continues(const std::string& reason, Time now);
+  void answer_user();
 
   // ---- the job as a whole (supervisor.cc)
   void on(const job::UserSignal& event, Time now);
+  void on(const job::AskHang& event, Time now);
   bool user_stopped() const { return !user_signals_.empty(); }
   bool has_come(int signal) const { return std::ranges::count(user_signals_, signal) > 0; }
   bool cuts_grace_short(const job::UserSignal& event, Time now) const;
@@ -259,6 +266,8 @@ class Supervisor {
   // an attempt
   Time began_{0};
   bool made_progress_ = false;
+  bool hang_found_ = false;  ///< recorded, and not over
+  bool hang_asked_ = false;  ///< by a user who has no answer yet
   std::optional<Time> growth_at_;
   AttemptEnd attempt_end_;
   // the job

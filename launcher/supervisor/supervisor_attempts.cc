@@ -265,6 +265,8 @@ void Supervisor::begin(rendezvous::SlotTable slot_table, Time now) {
   growth_at_.reset();
   attempt_end_ = {};
   hang_ = {};
+  hang_found_ = false;
+  answer_user();
   ranks_ = {};
   // If the previous attempt was stopped because the job grew, its ends are no failures.
   failures_.forget_attempt();
@@ -365,7 +367,7 @@ void Supervisor::spawn_all(Time now) {
     out_.send(nodes_.node_of(i), std::move(spawn));
     nodes_.spawned(i);
   }
-  hang_ = HangInvestigation(spec_.hang_timeout, std::move(shares), now);
+  hang_ = HangInvestigation(hang_limits(spec_), std::move(shares), now);
 }
 
 /// A first attempt that cannot start would fail again. A later attempt may run without the node.
@@ -414,6 +416,8 @@ void Supervisor::stop(AttemptEnd why, Time now) {
   DDP_REQUIRE(state_ == State::kStarting || state_ == State::kRunning, state_, why.reason);
   attempt_end_ = std::move(why);
   growth_at_.reset();
+  hang_.abandon();
+  answer_user();
   const std::string& reason = attempt_end_.reason;
   const bool growing = attempt_end_.cause == StopCause::kScaleUp;
   const bool failure = attempt_end_.cause == StopCause::kFailure;
@@ -460,6 +464,8 @@ void Supervisor::stop_all(bool revoke, bool failure, milliseconds grace, const s
       rendezvous::Revoke order{nodes_.attempt(), to_ms(grace), reason, {}};
       for (const std::uint32_t rank : hang_.hung())
         if (nodes_.runs(index, rank)) order.kill.push_back(rank);
+      if (const auto rank = attempt_end_.failed_rank; rank && nodes_.runs(index, *rank))
+        order.kill.push_back(*rank);
       out_.send(index, std::move(order));
     } else if (node.state == NodeState::kSpawned) {
       out_.send(index, stop_order(node, grace, reason));

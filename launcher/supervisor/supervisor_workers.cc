@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"
+#include "rendezvous/protocol/clean_text.h"
 
 namespace ddp::launcher {
 
@@ -68,10 +69,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
   const FailureLog::WorkerIdentity worker{node.name, rank, rank - nodes_.assignment(from.node)->first_rank};
   if (ended_well) {
     // A rank that ends well during an inspection is progress. The others may have waited for just that.
-    if (state_ == State::kRunning && hang_.cancel()) {
-      record({.kind = Journal::kHangOver, .reason = rank_text + " exited 0"});
-      out_.say("the job continues: " + rank_text + " exited 0");
-    }
+    if (state_ == State::kRunning) job_continues(rank_text + " exited 0", now);
     failures_.worker_ended_well(worker, happened);
     return ranks_.left_early(end().early, now);
   }
@@ -85,7 +83,12 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
   // A program that cannot be executed in attempt 0 fails again when retried. In later attempts it ran
   // elsewhere before.
   const bool non_retryable = message.pid == 0 && nodes_.attempt() == 0;
-  stop({StopCause::kFailure, Outcome::kFailed, rank_text + " failed", non_retryable}, now);
+  if (hang_.inspecting() && hang_.purpose() == HangInvestigation::Purpose::kFailed) return check_attempt(now);
+  attempt_end_ = {StopCause::kFailure, Outcome::kFailed, rank_text + " failed", non_retryable};
+  if (!message.gave_up || hang_.inspecting()) return stop(attempt_end_, now);
+  // The others know why, and forget it when they are stopped. If they all end meanwhile, the attempt is over.
+  begin_inspection(HangInvestigation::Purpose::kFailed, now);
+  check_attempt(now);
 }
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::AttemptEnded& message, Time now) {
@@ -166,24 +169,49 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerInTro
   if (restart_left()) survivors_.in_trouble(std::move(text), now);
 }
 
+// ---- lines that mean trouble
+
+void Supervisor::on(const job::WatchedLine& seen, Time now) {
+  if (seen.attempt != nodes_.attempt() || !nodes_.runs(seen.node, seen.rank)) return;
+  const WatchRule& rule = spec_.watch.at(seen.rule);
+  const std::string& host = nodes_[seen.node].name;
+  std::string what = "printed " + quote(seen.line) + " (" + rule.text() + ')';
+  rendezvous::clean_line(what);
+  const std::string text = "rank " + std::to_string(seen.rank) + " on " + host + ' ' + what;
+  // Output may come behind the messages that ended the attempt. It explains them, and has no further effect.
+  const bool acts = state_ == State::kRunning;
+  const bool fails = acts && rule.action == WatchRule::Action::kFail;
+  record({.kind = Journal::kLineMatched,
+          .reason = what,
+          .rank = seen.rank,
+          .attempt = seen.attempt,
+          .failure = fails},
+         seen.node);
+  out_.say("warning: " + text);
+  if (acts && rule.action == WatchRule::Action::kHang && !hang_.ends_attempt()) {
+    (void)hang_.abandon();  // whoever asked gets the new answer
+    record({.kind = Journal::kHangFound, .reason = text, .rank = seen.rank});
+    begin_inspection(HangInvestigation::Purpose::kHang, now, text);
+  }
+  if (!fails) return;
+  const int rank = static_cast<int>(seen.rank);
+  failures_.worker_misbehaved({host, rank, rank - nodes_.assignment(seen.node)->first_rank}, what,
+                              {seen.happened - seen.error, seen.happened + seen.error});
+  stop({.cause = StopCause::kFailure,
+        .outcome = Outcome::kFailed,
+        .reason = "rank " + std::to_string(rank) + " failed",
+        .failed_rank = seen.rank},
+       now);
+}
+
 // ---- hangs
 
 /// Looks for what ends a running attempt whose workers live: ranks that cannot reach each other or do not all
 /// become ready, and a hang.
 void Supervisor::check_attempt(Time now) {
   if (hang_.inspecting()) {
-    if (!hang_.complete(now)) return;
-    std::string text =
-        hang_.conclude(spec_.job_dir + "/attempt_" + std::to_string(nodes_.attempt()) + "/hang_rank_*.txt");
-    failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0},
-                       {hang_.last_activity(), hang_.found_at()});
-    if (restart_left()) {  // the report has these lines only for the attempt that ends the job
-      for (const std::string& line : hang_.lines())
-        out_.say(line);
-      const std::string early = early_exits_text(end(), end().failures.back());
-      if (!early.empty()) out_.say(early);
-    }
-    return stop({StopCause::kFailure, Outcome::kFailed, "the job hung"}, now);
+    if (hang_.complete(now)) end_inspection(now);
+    return;
   }
   if (const std::string notice = ranks_.take_notice(end().early, nodes_.world().world_size, now);
       !notice.empty())
@@ -195,25 +223,96 @@ void Supervisor::check_attempt(Time now) {
     failures_.job_hung(Error{ErrorCode::kHung, *why + missed, 0}, {now, now});
     return stop({StopCause::kFailure, Outcome::kFailed, *why + missed}, now);
   }
-  if (!hang_.hangs(now)) return;
-  record({.kind = Journal::kHangFound, .reason = "no worker prints or uses the CPU"});
-  out_.say("the job seems to hang; inspecting the workers (at most " +
-           format_duration(HangInvestigation::kInspectTime + HangInvestigation::kInspectSlack) + ")");
-  for (const std::size_t participant : hang_.begin(ranks_.ranks(), now))
-    out_.send(nodes_.node_of(participant),
-              rendezvous::Inspect{nodes_.attempt(), to_ms(HangInvestigation::kInspectTime)});
+  using Purpose = HangInvestigation::Purpose;
+  const HangDetector::Finding found = hang_.check(now);
+  if (found == HangDetector::Finding::kNone) return;
+  if (!std::exchange(hang_found_, true))
+    record({.kind = Journal::kHangFound, .reason = "no worker prints or uses the CPU"});
+  begin_inspection(found == HangDetector::Finding::kHang ? Purpose::kHang : Purpose::kStall, now);
+}
+
+/// `cause`: as in HangInvestigation::begin.
+void Supervisor::begin_inspection(HangInvestigation::Purpose purpose, Time now, std::string cause) {
+  if (purpose == HangInvestigation::Purpose::kHang)
+    out_.say("the job seems to hang; inspecting the workers (at most " +
+             format_duration(HangInvestigation::inspect_time(purpose) + HangInvestigation::kInspectSlack) +
+             ")");
+  failures_.begin_inspection();
+  for (const std::size_t participant : hang_.begin(purpose, ranks_.ranks(), now, std::move(cause)))
+    out_.send(nodes_.node_of(participant), hang_.order(nodes_.attempt()));
+}
+
+/// Makes the verdict, and does what the inspection was for.
+void Supervisor::end_inspection(Time now) {
+  using Purpose = HangInvestigation::Purpose;
+  const Purpose purpose = hang_.purpose();
+  const std::string files =
+      spec_.job_dir + "/attempt_" + std::to_string(nodes_.attempt()) + "/hang_rank_*.txt";
+  failures_.name_hang(hang_.conclude(files, now));
+  const HangVerdict& verdict = *end().hang;
+  answer_user();
+  if (purpose == Purpose::kStall || purpose == Purpose::kHang)
+    record({.kind = Journal::kHangNamed, .reason = verdict.text, .hang = verdict});
+  switch (purpose) {
+    case Purpose::kAsked:
+      return;
+    case Purpose::kStall:
+      out_.say("the job has made no progress for " + format_elapsed(verdict.quiet) + ": " + verdict.text);
+      for (const std::string& line : hang_.lines())
+        out_.say("  " + line);
+      return out_.say("  it goes on; `ddplaunch stop " + spec_.job_id + "` ends it, `ddplaunch stacks " +
+                      spec_.job_id + "` shows more, and --hang-timeout ends such a job by itself");
+    case Purpose::kFailed:
+      if (verdict.ranks.empty()) failures_.hang_over();  // the failure itself says more
+      return stop(attempt_end_, now);
+    case Purpose::kHang:
+      break;
+  }
+  failures_.job_hung(Error{ErrorCode::kHung, hang_.hung_text(files), 0},
+                     {hang_.last_activity(), hang_.found_at()});
+  if (restart_left()) {  // the report has these lines only for the attempt that ends the job
+    for (const std::string& line : hang_.lines())
+      out_.say(line);
+    const std::string early = early_exits_text(end(), end().failures.back());
+    if (!early.empty()) out_.say(early);
+  }
+  stop({StopCause::kFailure, Outcome::kFailed, "the job hung"}, now);
+}
+
+/// What was found of a hang holds no more.
+void Supervisor::job_continues(const std::string& reason, Time now) {
+  const bool cancelled = hang_.cancel();
+  failures_.hang_over();
+  if (std::exchange(hang_found_, false)) {
+    record({.kind = Journal::kHangOver, .reason = reason});
+    out_.say("the job continues: " + reason);
+  }
+  if (cancelled && hang_asked_) begin_inspection(HangInvestigation::Purpose::kAsked, now);
+}
+
+void Supervisor::on(const job::AskHang&, Time now) {
+  hang_asked_ = true;
+  if (state_ != State::kRunning) {
+    // An answer to an earlier question is old. What has ended the attempt is not.
+    if (end().hang && end().hang->kind == HangVerdict::Kind::kActive) failures_.hang_over();
+    return answer_user();
+  }
+  // An inspection that runs answers this question, too.
+  if (!hang_.inspecting()) begin_inspection(HangInvestigation::Purpose::kAsked, now);
+}
+
+void Supervisor::answer_user() {
+  if (std::exchange(hang_asked_, false)) out_.add(job::HangAnswered{});
 }
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::Quiet& message, Time now) {
   const auto participant = nodes_.running_participant(from.node, message.attempt);
   if (!participant) return;
   // Use the later bound of the clock error, to avoid a false positive.
-  if (message.quiet) return hang_.quiet(*participant, std::min(now, from.happened + from.error));
+  if (message.quiet)
+    return hang_.quiet(*participant, std::min(now, from.happened + from.error), message.by_steps);
   hang_.alive(*participant);
-  if (state_ != State::kRunning || !hang_.cancel()) return;
-  const std::string reason = nodes_[from.node].name + " makes progress again";
-  record({.kind = Journal::kHangOver, .reason = reason});
-  out_.say("the job continues: " + reason);
+  if (state_ == State::kRunning) job_continues(nodes_[from.node].name + " makes progress again", now);
 }
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::Inspection& message, Time now) {

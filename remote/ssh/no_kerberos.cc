@@ -1,5 +1,5 @@
 // The symbols of GSSAPI that libssh.a refers to. MIT Kerberos has no static library, and ddplaunch uses the
-// ssh program for hosts that need a ticket (ssh_shell.cc), so libssh's own GSSAPI login is never
+// ssh program for hosts that need a ticket (ssh_transport.cc), so libssh's own GSSAPI login is never
 // started. These definitions exist for the linker, and a call ends the program.
 #include <cstdio>
 #include <cstdlib>

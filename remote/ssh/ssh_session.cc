@@ -18,7 +18,7 @@
 #include <libssh/libssh.h>
 
 #include "base/unique_fd.h"
-#include "remote/shells/command_shell.h"
+#include "remote/transports/command_transport.h"
 
 namespace ddp::remote {
 namespace {

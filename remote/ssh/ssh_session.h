@@ -8,9 +8,9 @@
 
 #include "base/asio.h"
 #include "base/unique_fd.h"
-#include "remote/shells/remote_shell.h"
 #include "remote/ssh/ssh_handshake.h"
 #include "remote/ssh/ssh_pump.h"
+#include "remote/transports/transport.h"
 
 struct ssh_session_struct;
 struct ssh_channel_struct;

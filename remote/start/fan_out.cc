@@ -17,7 +17,7 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "remote/shells/remote_shell.h"
+#include "remote/transports/transport.h"
 
 namespace ddp::remote {
 namespace {
@@ -117,7 +117,7 @@ Result<std::shared_ptr<const PushSet>> AgentBundle::set_for(const std::string& m
 /// The start of one host. Its coroutines own it, and FanOut until the host is reported.
 struct FanOut::Start {
   Start(const asio::any_io_executor& loop, std::size_t place, Host target, const FanOutOptions& settings,
-        const RemoteShell& remote)
+        const Transport& remote)
       : index(place),
         host(std::move(target)),
         options(settings),
@@ -139,11 +139,11 @@ struct FanOut::Start {
     // A plain child on this machine needs no shell to find the program.
     return child && host.wrapper.empty() ? Bootstrap::Lookup::kNone : Bootstrap::Lookup::kGiven;
   }
-  static std::string intermediary_of(const Host& host, const char* shell) {
-    if (host.wrapper.empty()) return shell != nullptr ? shell : "its shell";
+  static std::string intermediary_of(const Host& host, const char* reader) {
+    if (host.wrapper.empty()) return reader != nullptr ? reader : "its shell";
     std::string words = join(host.wrapper, " ");
     if (words.size() > kLongestWrapper) words = words.substr(0, kLongestWrapper) + "...";
-    return "the wrapper (" + words + ")" + (shell != nullptr ? std::string(" or ") + shell : std::string());
+    return "the wrapper (" + words + ")" + (reader != nullptr ? std::string(" or ") + reader : std::string());
   }
 
   /// The command runs inside the host's container if there is one.
@@ -212,7 +212,7 @@ struct FanOut::Start {
   }
 };
 
-FanOut::FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& local, FanOutOptions options)
+FanOut::FanOut(asio::any_io_executor loop, Transport& remote, Transport& local, FanOutOptions options)
     : loop_(std::move(loop)),
       disk_(loop_, 1),
       remote_(remote),
@@ -272,7 +272,7 @@ void FanOut::cancel() {
 void FanOut::on_deadline() {
   const auto copy = starts_;
   for (const auto& start : copy) {
-    // During the connection the shell enforces the deadline itself, and knows which step was slow.
+    // During the connection the transport enforces the deadline itself, and knows which step was slow.
     if (start && start->channel) start->give_up(ErrorCode::kTimeout);
   }
 }
@@ -281,9 +281,9 @@ std::vector<FanOut::PendingHost> FanOut::waiting() const {
   std::vector<PendingHost> list;
   for (const auto& start : starts_) {
     if (!start) continue;
-    const RemoteShell& shell = start->over_ssh ? remote_ : local_;
+    const Transport& transport = start->over_ssh ? remote_ : local_;
     const char* step =
-        start->set ? "copying ddplaunchd" : shell.step(start->host.name, start->channel != nullptr);
+        start->set ? "copying ddplaunchd" : transport.step(start->host.name, start->channel != nullptr);
     list.push_back({start->index, step});
   }
   return list;
@@ -317,8 +317,8 @@ Awaitable<Result<StartedAgent>> FanOut::start(std::shared_ptr<Start> start) {
 }
 
 Awaitable<Result<StartedAgent>> FanOut::try_once(std::shared_ptr<Start> start) {
-  RemoteShell& shell = start->over_ssh ? remote_ : local_;
-  auto opened = co_await shell.open(start->host, start->command(), options_.deadline);
+  Transport& transport = start->over_ssh ? remote_ : local_;
+  auto opened = co_await transport.open(start->host, start->command(), options_.deadline);
   if (start->given_up) co_return start->reason_given_up();
   if (!opened && opened.error().code == ErrorCode::kExec && start->host.wrapper.empty()) {
     // As a shell on another host would report it, so that one text explains both.
@@ -475,7 +475,7 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   const ChannelEnd end = co_await start->channel->end();
   if (start->given_up) co_return start->reason_given_up();
   start->closed_early = end.closed_early;
-  // The shell knows the reason. The host's own words would only hide it.
+  // The transport knows the reason. The host's own words would only hide it.
   if (end.broken) co_return *end.broken;
   // All of stderr is in the socket by this time. Read it without waiting for end of file, which a grandchild
   // may delay.

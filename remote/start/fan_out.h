@@ -15,7 +15,7 @@
 #include "base/blocking_calls.h"
 #include "base/result.h"
 #include "remote/bootstrap/bootstrap.h"
-#include "remote/shells/remote_shell.h"
+#include "remote/transports/transport.h"
 
 namespace ddp::remote {
 
@@ -82,17 +82,17 @@ inline constexpr std::string_view kKeptElsewhere = "ddplaunchd is kept in ";
 
 struct FanOutOptions {
   std::vector<std::string> argv;        ///< the agent's command line; argv[0] is its path on the nodes
-  bool ssh_localhost = false;           ///< localhost entries go over the remote shell too
+  bool ssh_localhost = false;           ///< localhost entries go over the remote transport too
   Deadline deadline = Deadline::max();  ///< for every host: connected, logged in, hello received
   std::optional<AgentHello> expected;   ///< set: another protocol or version is kAgentMismatch
   /// If set, hosts without an agent of this build receive one, except plain children of this machine. argv is
   /// for the hosts that receive none.
   std::shared_ptr<AgentBundle> bundle;
-  bool remote_is_here = false;  ///< the remote shell starts children as well (--launcher local)
+  bool remote_is_here = false;  ///< the remote transport starts children as well (--launcher local)
 };
 
 /// Starts the agent on many hosts at once, and reports each outcome separately as soon as it is known. Loop
-/// thread only. FanOut and the shells must outlive run().
+/// thread only. FanOut and the transports must outlive run().
 class FanOut {
  public:
   /// `host` is the index in the list given to run(). It is called once for each host, on the loop.
@@ -100,10 +100,10 @@ class FanOut {
 
   struct PendingHost {
     std::size_t host = 0;
-    const char* step = "";  ///< RemoteShell::step, or "copying ddplaunchd"
+    const char* step = "";  ///< Transport::step, or "copying ddplaunchd"
   };
 
-  FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& local, FanOutOptions options);
+  FanOut(asio::any_io_executor loop, Transport& remote, Transport& local, FanOutOptions options);
   ~FanOut();
   FanOut(const FanOut&) = delete;
   FanOut& operator=(const FanOut&) = delete;
@@ -133,8 +133,8 @@ class FanOut {
 
   asio::any_io_executor loop_;
   BlockingCalls disk_;  ///< reads the agents of `bundle`
-  RemoteShell& remote_;
-  RemoteShell& local_;
+  Transport& remote_;
+  Transport& local_;
   FanOutOptions options_;
   ReportHost report_;
   std::vector<std::shared_ptr<Start>> starts_;  ///< by host index; empty once reported

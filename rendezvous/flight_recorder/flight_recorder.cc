@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <iterator>
 #include <map>
 #include <tuple>
@@ -87,6 +88,15 @@ bool read_field(const nlohmann::json& line, const char* key, T& value) {
   return true;
 }
 
+bool take_members(const nlohmann::json& list, std::vector<int>& members) {
+  if (!list.is_array()) return false;
+  for (const nlohmann::json& member : list) {
+    if (!member.is_number_unsigned() || member.get<std::uint64_t>() > kMostRanks) return false;
+    members.push_back(member.get<int>());
+  }
+  return std::ranges::is_sorted(members);
+}
+
 bool take_groups(const nlohmann::json& line, std::vector<RecordedGroup>& groups) {
   const auto found = line.find("groups");
   if (found == line.end() || !found->is_array()) return false;
@@ -95,6 +105,7 @@ bool take_groups(const nlohmann::json& line, std::vector<RecordedGroup>& groups)
     if (!one.is_object() || !read_field(one, "name", group.name) || !read_field(one, "ranks", group.ranks))
       return false;
     if (one.contains("first") && !read_field(one, "first", group.first)) return false;
+    if (one.contains("members") && !take_members(one.at("members"), group.members)) return false;
     if (!may_be(group.first, group.ranks)) return false;
   }
   return true;
@@ -107,6 +118,8 @@ bool take_head(const nlohmann::json& line, FlightRecorderDump& dump) {
       !read_field(line, "reason", dump.reason))
     return false;
   if (dump.rank < 0 || dump.world_size <= dump.rank || dump.world_size > kMostRanks) return false;
+  if (line.contains("taken") && !read_field(line, "taken", dump.taken)) return false;
+  if (line.contains("place") && !read_field(line, "place", dump.place)) return false;
   if (schema == kLogSchema) return take_groups(line, dump.groups);
   dump.groups.push_back({"world", 0, dump.world_size, {}});
   return schema == kOldSchema;
@@ -202,14 +215,15 @@ std::string dump_text(const FlightRecorderDump& dump) {
     return object.dump(-1, ' ', true, Json::error_handler_t::replace) + '\n';
   };
   Json groups = Json::array();
-  for (const RecordedGroup& group : dump.groups)
+  for (const RecordedGroup& group : dump.groups) {
     groups.push_back({{"name", group.name}, {"first", group.first}, {"ranks", group.ranks}});
-  std::string text = line({{"schema", kLogSchema},
-                           {"rank", dump.rank},
-                           {"world_size", dump.world_size},
-                           {"attempt", dump.attempt},
-                           {"reason", dump.reason},
-                           {"groups", groups}});
+    if (!group.members.empty()) groups.back()["members"] = group.members;
+  }
+  Json head = {{"schema", kLogSchema},    {"rank", dump.rank},     {"world_size", dump.world_size},
+               {"attempt", dump.attempt}, {"reason", dump.reason}, {"groups", groups}};
+  if (dump.taken != 0) head["taken"] = dump.taken;
+  if (!dump.place.empty()) head["place"] = dump.place;
+  std::string text = line(head);
   for (const RecordedGroup& group : dump.groups) {
     for (const RecordedCollective& entry : group.entries) {
       text += line({{"group", group.name},
@@ -264,10 +278,10 @@ std::string location_text(const std::string& group) {
   return group == "between" ? " between the nodes" : " of " + group;
 }
 
-/// "all-reduce 517 (116 KB)"; a barrier has no size.
+/// "all-reduce 517 (116 KB)"; a barrier has no size, nor have operations in which the sizes of ranks differ.
 std::string collective_text(const RecordedCollective& entry) {
   const std::string text = entry.kind + " " + std::to_string(entry.sequence);
-  return entry.kind == "barrier" ? text : text + " (" + format_bytes(entry.bytes) + ")";
+  return entry.kind == "barrier" || entry.bytes == 0 ? text : text + " (" + format_bytes(entry.bytes) + ")";
 }
 
 using OperationKey = std::tuple<std::string, std::uint64_t, std::string>;
@@ -292,9 +306,11 @@ using BySequence = std::map<std::uint64_t, std::map<int, RecordedCollective>>;
 struct GroupLogs {
   std::string location;  ///< location_text()
   int first = 0;
-  int ranks = 0;  ///< that call the group's operations: `first` and the following ones
+  int ranks = 0;          ///< that call the group's operations: `first` and the following ones
+  std::set<int> members;  ///< RecordedGroup::members
   BySequence sequences;
   std::map<int, std::uint64_t> last;  ///< last sequence number of each rank
+  std::map<int, std::int64_t> taken;  ///< FlightRecorderDump::taken of each rank that has it
   std::set<int> waiting;              ///< ranks that wait in any operation
 };
 
@@ -307,6 +323,10 @@ DesyncVerdict different_collective(const GroupLogs& group_logs) {
     for (const auto& [rank, entry] : by_rank)
       groups[operation_key(entry)].insert(rank);
     if (groups.size() < 2) continue;
+    // Sizes may differ by right where PyTorch records them (uneven tensors): then the operation ends.
+    const bool one_kind = std::get<0>(groups.begin()->first) == std::get<0>(groups.rbegin()->first);
+    const auto is_open = [](const auto& call) { return call.second.finished == 0; };
+    if (one_kind && std::ranges::none_of(by_rank, is_open)) continue;
     // Assume that most ranks are right; on a tie, the group with the lowest rank.
     const auto right = std::ranges::max_element(groups, [](const auto& a, const auto& b) {
       return std::pair(a.second.size(), -*a.second.begin()) < std::pair(b.second.size(), -*b.second.begin());
@@ -333,20 +353,29 @@ DesyncVerdict different_collective(const GroupLogs& group_logs) {
 
 struct OperationProgress {
   std::set<int> waiting, behind, done;
+  std::chrono::nanoseconds waited{0};  ///< the longest time of those that wait; 0: unknown
+
+  std::string waited_text() const { return waited.count() > 0 ? " for " + format_elapsed(waited) : ""; }
 };
 
 /// Sorts the ranks by their state in one operation. A rank whose ring has overwritten the operation has
 /// finished it.
 OperationProgress progress_of(const std::map<int, RecordedCollective>& by_rank, std::uint64_t sequence,
-                              const std::map<int, std::uint64_t>& last) {
+                              const GroupLogs& group) {
   OperationProgress progress;
-  for (const auto& [rank, newest] : last) {
+  for (const auto& [rank, newest] : group.last) {
     const auto found = by_rank.find(rank);
     if (found == by_rank.end()) {
       (newest < sequence ? progress.behind : progress.done).insert(rank);
-    } else {
-      (found->second.finished == 0 ? progress.waiting : progress.done).insert(rank);
+      continue;
     }
+    (found->second.finished == 0 ? progress.waiting : progress.done).insert(rank);
+    const auto taken = group.taken.find(rank);
+    // The clock may have been set meanwhile, and any process may have written the dump.
+    const bool known = taken != group.taken.end() && found->second.finished == 0 && found->second.started > 0;
+    if (known && taken->second > found->second.started)
+      progress.waited =
+          std::max(progress.waited, std::chrono::nanoseconds(taken->second - found->second.started));
   }
   return progress;
 }
@@ -372,22 +401,23 @@ DesyncVerdict verdict_on(const std::string& name, const OperationProgress& progr
     const std::string others = progress.waiting.empty()
                                    ? ranks_text(progress.done) + have_text(progress.done) + " finished"
                                    : ranks_text(progress.waiting) + wait_text(progress.waiting);
-    return {
-        ranks_text(progress.behind) + have_text(progress.behind) + " not started " + name + " that " + others,
-        progress.behind, !progress.waiting.empty()};
+    return {ranks_text(progress.behind) + have_text(progress.behind) + " not started " + name + " that " +
+                others + progress.waited_text(),
+            progress.behind, !progress.waiting.empty()};
   }
   if (silent.any()) {
     std::set<int> named = silent.lost.empty() ? silent.ended : silent.lost;
-    return {
-        silent_text(silent) + "; " + ranks_text(progress.waiting) + wait_text(progress.waiting) + " " + name,
-        std::move(named), true};
+    return {silent_text(silent) + "; " + ranks_text(progress.waiting) + wait_text(progress.waiting) + " " +
+                name + progress.waited_text(),
+            std::move(named), true};
   }
   if (!progress.done.empty()) {
     return {ranks_text(progress.waiting) + have_text(progress.waiting) + " not finished " + name + " that " +
                 ranks_text(progress.done) + have_text(progress.done) + " finished",
             progress.waiting, false};
   }
-  return {"all ranks wait in " + name + ": the network between them fails, or one rank is stuck in it",
+  return {"all ranks wait in " + name + progress.waited_text() +
+              ": the network between them fails, or one rank is stuck in it",
           {},
           false};
 }
@@ -417,6 +447,9 @@ std::set<int> who_wait_nowhere_else(const std::set<int>& ranks, const GroupLogs&
 
 RanksWithoutLog part_of(const RanksWithoutLog& world, const GroupLogs& group) {
   const auto cut = [&group](const std::set<int>& ranks) {
+    std::set<int> part;
+    std::ranges::set_intersection(ranks, group.members, std::inserter(part, part.end()));
+    if (!group.members.empty()) return part;
     return std::set<int>(ranks.lower_bound(group.first), ranks.lower_bound(group.first + group.ranks));
   };
   return {cut(world.ended), cut(world.lost)};
@@ -428,7 +461,7 @@ Blockage hold_up_of(const GroupLogs& group, const RanksWithoutLog& silent, const
   const RanksWithoutLog missing = whole ? RanksWithoutLog() : part_of(silent, group);
   Blockage all_wait;
   for (const auto& [sequence, by_rank] : group.sequences) {
-    OperationProgress progress = progress_of(by_rank, sequence, group.last);
+    OperationProgress progress = progress_of(by_rank, sequence, group);
     // Every logged rank has finished this operation, and a rank without a log may have finished it too. The
     // operations in which ranks wait show where that rank is.
     if (progress.waiting.empty() && progress.behind.empty()) continue;
@@ -452,11 +485,13 @@ Blockage hold_up_of(const GroupLogs& group, const RanksWithoutLog& silent, const
 
 using Groups = std::map<std::string, GroupLogs>;
 
-void add(Groups& groups, int rank, const RecordedGroup& logged) {
+void add(Groups& groups, int rank, std::int64_t taken, const RecordedGroup& logged) {
   GroupLogs& group = groups[logged.name];
   group.location = location_text(logged.name);
   group.first = logged.first;
   group.ranks = std::max(group.ranks, logged.ranks);
+  group.members.insert(logged.members.begin(), logged.members.end());
+  if (taken != 0) group.taken[rank] = taken;
   group.last[rank] = logged.entries.empty() ? 0 : logged.entries.back().sequence;
   for (const RecordedCollective& entry : logged.entries) {
     group.sequences[entry.sequence][rank] = entry;
@@ -473,10 +508,10 @@ DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::
   int world_size = 0;
   for (const FlightRecorderDump& dump : dumps) {
     if (dump.attempt != attempt) continue;
-    there.insert(dump.rank);
+    if (!dump.groups.empty() || dump.place.empty()) there.insert(dump.rank);
     world_size = std::max(world_size, dump.world_size);
     for (const RecordedGroup& group : dump.groups)
-      add(groups, dump.rank, group);
+      add(groups, dump.rank, dump.taken, group);
   }
   RanksWithoutLog silent;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -500,10 +535,26 @@ DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::
   return first.verdict;
 }
 
+/// "; rank 3 is in its data loader, at train.py:30": where the named ranks are, those at one place together.
+std::string places_text(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& named) {
+  constexpr std::size_t kPlaces = 3;
+  std::map<std::string, std::set<int>> places;
+  for (const FlightRecorderDump& dump : dumps)
+    if (named.count(dump.rank) != 0 && !dump.place.empty()) places[dump.place].insert(dump.rank);
+  std::string text;
+  std::size_t listed = 0;
+  for (const auto& [place, ranks] : places) {
+    if (++listed > kPlaces) break;
+    text += "; " + ranks_text(ranks) + (ranks.size() == 1 ? " is " : " are ") + place;
+  }
+  return text;
+}
+
 }  // namespace
 
 DesyncVerdict analyze_desync(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended) {
   DesyncVerdict verdict = diagnose(dumps, ended);
+  verdict.text += places_text(dumps, verdict.named);
   // Names come from memory or files that any process may have written.
   for (char& c : verdict.text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';

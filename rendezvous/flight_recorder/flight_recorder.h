@@ -28,10 +28,11 @@ struct RecordedCollective {
 
 /// The operations of one communicator. Each group has its own sequence numbers.
 struct RecordedGroup {
-  std::string name = "world";  ///< "world", "node 0", "between" (the nodes): at most 24 bytes
+  std::string name = "world";  ///< "world", "node 0", "between" (the nodes): at most 24 bytes in memory
   int first = 0;               ///< lowest rank of the group in the world
-  int ranks = 0;               ///< number of ranks: `first` and the following ones
+  int ranks = 0;               ///< number of ranks: `first` and the following ones; 0: unknown
   std::vector<RecordedCollective> entries;
+  std::vector<int> members = {};  ///< the ranks in ascending order, if they do not follow each other
 
   friend bool operator==(const RecordedGroup&, const RecordedGroup&) = default;
 };
@@ -43,7 +44,15 @@ struct FlightRecorderDump {
   std::uint32_t attempt = 0;
   std::string reason;  ///< why the dump was written; empty: it was found in memory
   std::vector<RecordedGroup> groups;
+  std::int64_t taken = 0;  ///< when the rank was asked, by the clock of RecordedCollective; 0: unknown
+  /// Where the rank is if not in a collective: "in its data loader, at train.py:30", "stopped by a signal".
+  /// Without groups the dump says only this. Empty: unknown.
+  std::string place = {};
 };
+
+/// Operations of a group that an agent reports: finished ones, and from the first unfinished one on.
+inline constexpr std::size_t kFinishedReported = 1;
+inline constexpr std::size_t kReported = 64;
 
 /// The memory of one rank: plain bytes without pointers, so that processes of one build (the agent and its
 /// `train`) can share it. All zero: never written. One writer.
@@ -115,7 +124,8 @@ std::optional<FlightRecorderDump> parse_dump(std::string_view text);
 struct DesyncVerdict {
   /// Names the rank that the others wait for, or that called another operation. One line without line end and
   /// without control characters: "rank 3 has not started all-reduce 517 (116 KB) that ranks 0-2 wait in"; for
-  /// a group of node 0, "all-reduce 5 (116 KB) of node 0". Empty: every logged operation is finished on all
+  /// a group of node 0, "all-reduce 5 (116 KB) of node 0". If the dumps know it, "for 66 s" follows, and
+  /// "; rank 3 is at train.py:30". Empty: every logged operation is finished on all
   /// ranks.
   std::string text;
   std::set<int> named;  ///< missing ranks, or those in another operation; empty: all wait in one

@@ -48,7 +48,7 @@ class AcceptLoop {
 
   /// Call it when the process has closed a descriptor: accepting resumes at once if it rests.
   void descriptor_freed() { retry_.cancel(); }
-  /// Leaves new connections in the kernel's queue until `go_on`.
+  /// Leaves new connections in the kernel's queue until `resume`.
   void pause() { paused_ = true; }
   void resume();
   /// Closes the port. Safe to call twice; no callback runs afterwards.

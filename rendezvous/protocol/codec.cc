@@ -33,6 +33,7 @@ constexpr FieldLimits limits_of() {
   if (std::is_same_v<T, WorkerExited>) return {kMaxExitText, 0};
   if (std::is_same_v<T, WorkerCollectives>) return {kMaxAgentDump, 0};
   if (std::is_same_v<T, WorkerSteps>) return {kMaxPhase, kMaxAgentList};
+  if (std::is_same_v<T, NodeSample>) return {0, kMaxGpus};
   constexpr bool has_evidence = std::is_same_v<T, WorkerEvidence> || std::is_same_v<T, Inspection> ||
                                 std::is_same_v<T, QueryAnswer> || std::is_same_v<T, NodeChecked>;
   return {has_evidence ? kMaxAgentEvidence : kMaxAgentText, kMaxAgentList};

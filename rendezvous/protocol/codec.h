@@ -26,6 +26,7 @@ inline constexpr std::size_t kMaxAgentDump = 64u << 10;      ///< WorkerCollecti
 inline constexpr std::size_t kMaxPhase = 256;                ///< a text of WorkerSteps
 inline constexpr std::size_t kMaxAgentList = 8'192;          ///< elements: ranks of one node, say
 inline constexpr std::size_t kMaxInterfaces = 256;           ///< addresses in a Hello
+inline constexpr std::size_t kMaxGpus = 64;                  ///< GPUs in a NodeSample
 inline constexpr std::size_t kMaxOutputData = 64u << 10;     ///< data of one Output: control never waits long
 inline constexpr std::size_t kFrameHeader = 4;
 inline constexpr std::size_t kOutputHeader = 26;  ///< bytes before the data of an Output frame

@@ -12,7 +12,7 @@ namespace ddp::rendezvous {
 namespace {
 
 /// Maximum size of one read of a busy stream.
-constexpr std::size_t kMostRead = kBlockSize / 2;
+constexpr std::size_t kMostRead = BlockPool::kBlockSize / 2;
 /// Maximum size of one read while the memory is kept. Such memory is not reused, but a read of this size is
 /// worth its system call.
 constexpr std::size_t kKeptRead = 64u << 10;
@@ -56,7 +56,7 @@ void FrameReader::make_room(std::size_t wanted) {
     // Twice the read size, so that the rest of a frame moves only after every second read. The memory is not
     // zeroed: pages that are never read into cost nothing.
     const std::size_t larger = std::max(left + wanted, 2 * read_size_);
-    auto fresh = take_block(larger);
+    auto fresh = BlockPool::take(larger);
     if (left > 0) std::memcpy(fresh.get(), buffer_.get() + begin_, left);
     buffer_ = std::move(fresh);
     capacity_ = larger;

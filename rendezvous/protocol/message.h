@@ -140,10 +140,11 @@ struct JobStart {
   bool local = false;  ///< this node is the launcher's own machine, so its device variables count
   bool stdin_to_rank0 = false;
   std::uint32_t master_timeout_ms = 0;
-  std::uint32_t link_grace_ms = 0;    ///< TERM to KILL when the link to the master is lost
-  std::uint32_t credit = 0;           ///< output bytes per stream that the agent may have unacknowledged
-  std::uint32_t hang_timeout_ms = 0;  ///< 0: no hang detection
-  bool may_restart = true;            ///< another attempt may begin while this node is silent
+  std::uint32_t link_grace_ms = 0;        ///< TERM to KILL when the link to the master is lost
+  std::uint32_t credit = 0;               ///< output bytes per stream that the agent may have unacknowledged
+  std::uint32_t activity_timeout_ms = 0;  ///< the shortest silence that the master acts on; 0: none
+  bool diagnosis = true;                  ///< Python workers get the hook (docs/users/hang.md)
+  bool may_restart = true;                ///< another attempt may begin while this node is silent
   bool stop_leaders = false;       ///< a Stop's signals but KILL go to the workers alone, not to their groups
   std::vector<std::string> setup;  ///< shell scripts, run once before the workers; the workers get the
                                    ///< variables that they set
@@ -223,11 +224,14 @@ struct Signal {
   std::uint8_t number = 0;
 };
 
-/// Collects evidence of a hang, before the attempt is stopped for it.
+/// Asks what each worker does, and for its collectives.
 struct Inspect {
   static constexpr std::uint8_t kType = 0x4C;
   std::uint32_t attempt = 0;
   std::uint32_t timeout_ms = 0;
+  bool unless_active = false;  ///< the answer is empty if a worker is active
+  bool texts = false;          ///< also stacks and states of threads, for the files of a hang
+  bool debuggers = false;      ///< also from py-spy and gdb, which stop the workers for seconds
 };
 
 /// Asks about running workers, for `ddplaunch stacks` and `ddplaunch exec`. It does not change the job.
@@ -281,6 +285,8 @@ struct WorkerExited {
   bool after_stop = false;  ///< its end, of whatever kind, began after a signal of the agent; an end
                             ///< by SIGKILL: after its SIGKILL
   bool late_kill = false;   ///< it ended by a SIGKILL of others after the agent's SIGTERM
+  bool gave_up = false;  ///< a worker of PyTorch that gave up waiting for a peer, or lost it: its peers may
+                         ///< tell why. WorkerCollectives may follow
 };
 
 /// Bytes of a worker's stdout (1) or stderr (2), in order. `data` points into the received frame; empty = end
@@ -314,8 +320,9 @@ struct WorkerEvidence {
   std::string error_json;  ///< the content of TORCHELASTIC_ERROR_FILE, as `@record` writes it; at most 32 KiB
 };
 
-/// The collective operations of a worker when it ended or left a failed attempt, if it records them (`train`
-/// does). Sent before AttemptEnded or AttemptRevoked; not sent when all workers of the node ended normally.
+/// The collective operations of a worker, if it records them. Those of `train` are sent before AttemptEnded
+/// or AttemptRevoked, when it ended or left a failed attempt; not when all workers of the node ended
+/// normally. Those of PyTorch are sent while the node inspects its workers. The newest one of a rank counts.
 struct WorkerCollectives {
   static constexpr std::uint8_t kType = 0x15;
   std::uint32_t attempt = 0;
@@ -323,13 +330,14 @@ struct WorkerCollectives {
   std::string log;  ///< dump_text(), flight_recorder.h
 };
 
-/// Since when no worker of this node has written anything or used CPU time. Sent when it changes, and only
-/// with a hang timeout.
+/// Since when no worker of this node has been active (docs/users/hang.md). Sent when it changes, and only
+/// with JobStart::activity_timeout_ms.
 struct Quiet {
   static constexpr std::uint8_t kType = 0x0E;
   std::uint32_t attempt = 0;
   bool quiet = false;
   std::uint64_t since_ns = 0;  ///< the node's CLOCK_MONOTONIC at the last activity; only while quiet
+  bool by_steps = false;       ///< all workers of the node report steps, so CPU time did not count
 };
 
 /// Steps that workers of the node have completed (docs/developers/worker_protocol.md), as far as they have
@@ -343,7 +351,44 @@ struct WorkerSteps {
   std::vector<std::string> phases;       ///< of each of `ranks`: what it does now; empty: not reported
   std::vector<std::uint64_t> counts;     ///< of each of `ranks`: steps measured since the last message
   std::vector<std::uint64_t> seconds;    ///< of each of `ranks`: the bits of a double; their durations' sum
-  std::vector<std::uint64_t> durations;  ///< of all `ranks` together: StepDurations::counts
+  std::vector<std::uint64_t> waits;      ///< of each of `ranks`: the part of `seconds` in which it waited for
+                                         ///< other ranks, as the bits of a double; 0: not reported
+  std::vector<std::uint64_t> durations;  ///< StepDurations::counts of all `ranks`: bucket, steps, bucket, …
+};
+
+/// One GPU of a node over the last period. 0 means that the driver did not say, except for `busy`.
+struct GpuSample {
+  std::uint32_t index = 0;        ///< in the driver's order
+  std::uint32_t busy = 0;         ///< percent of the time in which a kernel ran, at most 100
+  std::uint64_t memory_used = 0;  ///< bytes, of all processes
+  std::uint64_t memory = 0;       ///< bytes
+  std::uint32_t power_mw = 0;
+  std::uint32_t celsius = 0;
+  std::uint32_t clock_mhz = 0;  ///< of the multiprocessors
+  std::uint64_t throttle = 0;   ///< why the clock is lowered: nvmlClocksThrottleReasons of nvml.h
+  std::uint32_t xid = 0;        ///< number of the last Xid error of this attempt
+};
+
+/// What a node and the job's processes on it used since the message before. Sent every 5 s while workers run.
+/// Rates are per second; a CPU that was busy all the time counts 1000.
+struct NodeSample {
+  static constexpr std::uint8_t kType = 0x18;
+  std::uint32_t cpus = 0;  ///< of the machine
+  std::uint64_t cpu_milli = 0;
+  std::uint64_t memory = 0;  ///< bytes of the machine
+  std::uint64_t memory_used = 0;
+  std::uint64_t job_cpu_milli = 0;
+  std::uint64_t job_memory = 0;  ///< bytes
+  std::uint64_t network_in = 0;  ///< bytes per second, as the next five
+  std::uint64_t network_out = 0;
+  std::uint64_t infiniband_in = 0;  ///< also of RoCE
+  std::uint64_t infiniband_out = 0;
+  std::uint64_t disk_read = 0;
+  std::uint64_t disk_written = 0;
+  std::uint64_t steal_milli = 0;     ///< CPUs that the host of a virtual machine took away, times 1000
+  std::uint64_t memory_stall = 0;    ///< share of the time in which a process waited for memory, times 1000
+  std::uint64_t network_errors = 0;  ///< packets with errors since the message before
+  std::vector<GpuSample> gpus;
 };
 
 /// Answer to Inspect: for each running rank one with its state, possibly more with further text, then one
@@ -474,7 +519,7 @@ using Message =
     std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted, WorkerExited, Output,
                  AttemptEnded, Pong, Notice, StdinTaken, WorkerEvidence, Quiet, Inspection, NodeChecked,
                  WorkersGreeted, WorkersReady, WorkerInTrouble, AttemptRevoked, WorkerCollectives,
-                 QueryAnswer, WorkerSteps, JobStart, OpenStore, Probe, Spawn, Stop, Revoke, Signal, Leave,
-                 Ping, Credit, Stdin, Inspect, NodeCheck, Query, CancelQuery>;
+                 QueryAnswer, WorkerSteps, NodeSample, JobStart, OpenStore, Probe, Spawn, Stop, Revoke,
+                 Signal, Leave, Ping, Credit, Stdin, Inspect, NodeCheck, Query, CancelQuery>;
 
 }  // namespace ddp::rendezvous

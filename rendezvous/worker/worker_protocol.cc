@@ -112,19 +112,24 @@ class Keys {
       ranks.push_back(number_of(rank, key, std::uint32_t{0}, std::numeric_limits<std::uint32_t>::max()));
     return ranks;
   }
-  /// Returns nothing if `counts` is missing. A short list has the shortest steps.
-  std::optional<StepDurations> durations_or_none(const char* counts, const char* sum) {
+  /// Returns nothing if `counts` is missing.
+  std::optional<StepDurations> durations_or_none(const char* counts, const char* sum, const char* waited) {
     const auto found = object_.find(counts);
     if (found == object_.end()) return std::nullopt;
     StepDurations durations;
-    require(found->is_array() && found->size() <= durations.counts.size(), counts,
-            "is not a list of at most 13 numbers");
+    const auto is_pair = [](const Json& pair) { return pair.is_array() && pair.size() == 2; };
+    require(found->is_array() && std::ranges::all_of(*found, is_pair), counts,
+            "is not a list of [bucket, steps]");
     if (!wrong_.empty()) return std::nullopt;
-    for (std::size_t i = 0; i < found->size(); ++i)
-      durations.counts[i] = number_of((*found)[i], counts, std::uint64_t{0}, StepDurations::kMost);
+    for (const Json& pair : *found) {
+      const auto bucket = number_of(pair[0], counts, std::uint64_t{0}, std::uint64_t{StepDurations::kBounds});
+      durations.add(bucket, number_of(pair[1], counts, std::uint64_t{1}, StepDurations::kMost));
+    }
     durations.seconds = real_or_none(sum).value_or(-1);
     require(durations.seconds >= 0 && durations.seconds <= static_cast<double>(StepDurations::kMost), sum,
             "is missing or out of range");
+    durations.waited = real_or_none(waited).value_or(0);
+    require(durations.waited >= 0 && durations.waited <= durations.seconds, waited, "is out of range");
     return durations;
   }
   void require_present(const char* key) { (void)required(key); }
@@ -182,7 +187,7 @@ Result<WorkerMessage> decode_step(Keys keys) {
   step.step = keys.number<std::uint64_t>("step");
   step.phase = keys.text_or_empty("in");
   step.loss = keys.real_or_none("loss");
-  step.durations = keys.durations_or_none("durations", "seconds");
+  step.durations = keys.durations_or_none("durations", "seconds", "waited");
   return keys.result<WorkerMessage>(std::move(step));
 }
 
@@ -276,11 +281,12 @@ OrderedJson json_of(const WorkerStep& step) {
   if (!step.phase.empty()) object["in"] = fitting(step.phase, kPhaseBytes);
   if (step.loss && std::isfinite(*step.loss)) object["loss"] = *step.loss;
   if (step.durations) {
-    const auto& counts = step.durations->counts;
-    const auto last =
-        std::find_if(counts.rbegin(), counts.rend(), [](std::uint64_t count) { return count > 0; });
-    object["durations"] = std::vector<std::uint64_t>(counts.begin(), last.base());
+    // In the order of StepDurations::counts; the buckets of a report are few.
+    object["durations"] = OrderedJson::array();
+    for (const auto& [bucket, steps] : step.durations->counts)
+      object["durations"].push_back({bucket, steps});
     object["seconds"] = step.durations->seconds;
+    if (step.durations->waited > 0) object["waited"] = step.durations->waited;
   }
   return object;
 }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "base/step_durations.h"
+#include "rendezvous/worker/step_durations.h"
 
 namespace ddp::rendezvous {
 
@@ -36,8 +36,8 @@ struct WorkerHello {
   bool sharded = false;   ///< parts of its state exist nowhere else (ZeRO), so it cannot rejoin
   bool operator==(const WorkerHello&) const = default;
 };
-/// {"step":N,"in":"all-reduce","loss":0.5,"durations":[0,0,0,0,3],"seconds":0.27}: reports activity; N steps
-/// are complete. At most ten a second.
+/// {"step":N,"in":"all-reduce","loss":0.5,"durations":[[49,3]],"seconds":0.27,"waited":0.1}: reports
+/// activity; N steps are complete. At most ten a second.
 struct WorkerStep {
   std::uint64_t step = 0;
   std::string phase = {};           ///< what the worker does, in a few words; empty: not reported

@@ -71,8 +71,8 @@ class AllowedIncludes(unittest.TestCase):
         self.accepted("apps/train/world/a.cc", '#include "rendezvous/store_tcp/tcp_store_client.h"')
 
     def test_the_agent_program_does_not_include_ssh(self):
-        self.refused("apps/ddplaunchd/a.cc", '#include "remote/ssh/ssh_shell.h"',
-                     'apps/ddplaunchd may not include remote/ssh ("remote/ssh/ssh_shell.h")')
+        self.refused("apps/ddplaunchd/a.cc", '#include "remote/ssh/ssh_transport.h"',
+                     'apps/ddplaunchd may not include remote/ssh ("remote/ssh/ssh_transport.h")')
 
     def test_an_unknown_folder_is_refused(self):
         self.assertEqual(self.checked("launcher/attic/a.cc", ""),

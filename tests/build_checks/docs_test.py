@@ -21,7 +21,7 @@ def anchors(document):
 
 
 def documents():
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "docs/llms.txt"])
 
 
 class Docs(unittest.TestCase):
@@ -68,15 +68,26 @@ class Docs(unittest.TestCase):
 
     def test_functions_of_the_path_from_main_to_exec_stand_in_their_files(self):
         path = (ROOT / "docs/developers/architecture.md").read_text().split("## The path from main")[1].split("\n## ")[0]
-        steps = re.findall(r"((?:`[\w:]+`(?:, )?)+)\s+\(`([\w./]+)`\)", path)
+        steps = re.findall(r"((?:`[\w:]+`(?:, )?)+)(?: for \w+)?\s+\(`([\w./]+)`\)", path)
         named = [(name, file) for names, file in steps for name in re.findall(r"`([\w:]+)`", names)]
         self.assertTrue(40 <= len(set(named)) <= 60, f"{len(set(named))} functions: describe the path, not every helper")
         self.assertLessEqual(len({file for _, file in named}), 30, "files: describe the path, not every helper")
+        advice = "follow the path again, and correct \"The path from main\" in docs/developers/architecture.md"
         for name, file in named:
             with self.subTest(name):
                 defined = re.search(rf"(?m)^[\w][^\n;]*\b{re.escape(name)}\(", (ROOT / file).read_text())
-                self.assertTrue(defined, f"{file} does not define {name}; follow the path again, and correct \"The path from main\" in "
-                                         "docs/developers/architecture.md")
+                self.assertTrue(defined, f"{file} does not define {name}; {advice}")
+        for before, after in re.findall(r"\(`([\w./]+)`\)\s+→\s+`([\w:]+)`", path):
+            with self.subTest(after):
+                called = re.search(rf"\b{after.split('::')[-1]}\(", (ROOT / before).read_text())
+                self.assertTrue(called, f"{before} does not call {after}; {advice}")
+
+    def test_paths_in_developers_pages_exist(self):
+        for page in sorted(ROOT.glob("docs/developers/*.md")):
+            for path in re.findall(r"`((?:apps|base|launcher|remote|rendezvous|tests|cmake|configs)/[\w./]*)`", page.read_text()):
+                with self.subTest(page.name, path=path):
+                    found = (ROOT / path).exists() or any(ROOT.glob(f"{path}.*"))
+                    self.assertTrue(found, f"{page.relative_to(ROOT)} names {path}, which does not exist; name the file that has this now")
 
     def test_paths_of_contributing_md_exist(self):
         text = (ROOT / "CONTRIBUTING.md").read_text()
@@ -96,7 +107,7 @@ class Docs(unittest.TestCase):
         named, advice = 0, "name the test in docs/users/security.md that shows this now, or write it again"
         for line in (ROOT / "docs/users/security.md").read_text().splitlines():
             texts = ""
-            for name, case in re.findall(r'`((?:cli|net|unit|test)_\w+|\w+_fuzz)`|"([a-z][^"]+)"(?=[,; )])', line):
+            for name, case in re.findall(r'`((?:cli|net|unit|process|ssh|sim|test)_\w+|\w+_fuzz)`|"([a-z][^"]+)"(?=[,; )])', line):
                 with self.subTest(name or case):
                     if case:
                         if texts:

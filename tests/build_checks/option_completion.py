@@ -109,6 +109,13 @@ def continued(lines):
     return [line + " \\" for line in lines[:-1]] + lines[-1:]
 
 
+def verbs_of(printed):
+    """Returns the names of the verbs that start or test a job, with the options of ddplaunch, and of those about jobs, with their own."""
+    names = [verb["name"] for verb in printed["verbs"]]
+    return ([name for name in names if f"ddplaunch {name}" not in printed["commands"]],
+            [name for name in names if f"ddplaunch {name}" in printed["commands"]])
+
+
 # --- bash -----------------------------------------------------------------------------------------------------------
 
 def bash_case(command, names, facts):
@@ -151,6 +158,11 @@ def bash_table(commands, others):
 
 def nodes_program(commands, others):
     return ["awk -v what=\"$1\" -v nproc=\"$nproc\" -v nnodes=\"$nnodes\" -v ntasks=\"$ntasks\" '" + NODES.lstrip("\n") + "' 2>/dev/null"]
+
+
+def bash_verbs(printed):
+    starting, operating = verbs_of(printed)
+    return [f"_ddplaunch_starting={quoted(' '.join(starting))}", f"_ddplaunch_operating={quoted(' '.join(operating))}"]
 
 
 # --- zsh ------------------------------------------------------------------------------------------------------------
@@ -197,10 +209,19 @@ def zsh_table(commands, others):
     return [*lines, *(f"  {variable} {quoted(' '.join(names))}" for variable, names in inputs(commands["ddplaunch"], others)), ")"]
 
 
+def zsh_verbs(printed):
+    starting, operating = verbs_of(printed)
+    return [f"_ddplaunch_starting=({' '.join(starting)})", f"_ddplaunch_operating=({' '.join(operating)})"]
+
+
 # --- fish -----------------------------------------------------------------------------------------------------------
 
 FISH_CALLS = {"program": "(__fish_complete_command)", "job_id": "(__ddplaunch_jobs)", "rank": "(__ddplaunch_ranks)",
               "host": "(__ddplaunch_hosts)", "directory": "(__fish_complete_directories)"}
+
+
+def fish_quoted(text):
+    return quoted(text).replace("'\\''", "\\'")
 
 
 def fish_programs(command):
@@ -228,7 +249,7 @@ def fish_line(command, option, names, condition):
         words = [*words, *([FISH_CALLS[source]] if source in FISH_CALLS else [])]
         if words:
             parts += ["-a", quoted(" ".join(words))]
-    return " ".join([*parts, "-d", quoted(described(option)).replace("'\\''", "\\'")])
+    return " ".join([*parts, "-d", fish_quoted(described(option))])
 
 
 def fish_table(commands, others):
@@ -257,6 +278,18 @@ def fish_nodes(commands, others):
     return ["    awk -v what=$argv[1] -v nproc=\"$nproc\" -v nnodes=\"$nnodes\" -v ntasks=\"$ntasks\" '" + NODES.lstrip("\n") + "' 2>/dev/null"]
 
 
+def fish_verbs(printed):
+    starting, operating = verbs_of(printed)
+    return [f"set -g __ddplaunch_starting {' '.join(starting)}", f"set -g __ddplaunch_operating {' '.join(operating)}",
+            *(f"complete -c ddplaunch -n __ddplaunch_is_first -a {verb['name']} -d {fish_quoted(verb['help'])}" for verb in printed["verbs"])]
+
+
+VERBS = {"ddplaunch.bash": bash_verbs, "_ddplaunch": zsh_verbs, "ddplaunch.fish": fish_verbs}
 PARTS = {("ddplaunch.bash", "options"): bash_table, ("_ddplaunch", "options"): zsh_table, ("ddplaunch.fish", "options"): fish_table,
          ("ddplaunch.bash", "nodes"): nodes_program, ("_ddplaunch", "nodes"): nodes_program, ("ddplaunch.fish", "nodes"): fish_nodes,
          ("ddplaunch.fish", "inputs"): fish_inputs}
+
+
+def part(file, name, printed):
+    """Returns the lines of the generated part `name` of a completion. Raises KeyError if there is no such part."""
+    return VERBS[file](printed) if name == "verbs" else PARTS[file, name](printed["commands"], printed["other_names"])

@@ -93,6 +93,13 @@ Json file_names(ddp::OptionFileKind kind) {
   return names;
 }
 
+Json verb_list() {
+  Json list = Json::array();
+  for (const ddp::VerbRow& verb : ddp::verbs())
+    list.push_back({{"name", verb.name}, {"help", verb.help}});
+  return list;
+}
+
 }  // namespace
 
 int main() {
@@ -104,6 +111,7 @@ int main() {
   commands["train bench"] = command_json(ddp::train::bench_option_groups());
   commands["train health"] = command_json(ddp::train::health_option_groups());
   const Json printed = {{"commands", commands},
+                        {"verbs", verb_list()},
                         {"other_names", other_names()},
                         {"job_file", file_names(ddp::OptionFileKind::kJob)},
                         {"settings", file_names(ddp::OptionFileKind::kSettings)}};

@@ -276,6 +276,21 @@ class Check(LaunchTest):
         self.assertEqual(done.returncode, 0, done)
         self.assertEqual([h["host"] for h in json.loads(done.stdout)["hosts"]], ["localhost"])
 
+    def test_time_outs_are_listed_and_compared(self):
+        self.env["SLURM_JOB_ID"] = "7"
+        done = self.check("--launcher", "ssh", "--master-timeout", "30s", "--env", "NCCL_IB_TIMEOUT=18", "sh")
+        self.assertEqual(done.returncode, 0, done)
+        table = done.stdout.partition("time-outs:\n")[2].partition("\n\n")[0].splitlines()
+        self.assertRegex(table[0], "^after +program +limit +effect$")
+        self.assertRegex(table[1], "^7.5 s +NCCL +NCCL_IB_TIMEOUT × NCCL_IB_RETRY_CNT +an InfiniBand transfer without an answer fails$")
+        self.assertRegex(table[-1], "^never +ddplaunch +--hang-timeout ")
+        self.assertTrue(any(line.startswith("30 s ") and " KillWait " in line for line in table), table)
+        self.assertIn("warning: nodes stop their workers after 30 s without the master (--master-timeout), so an outage shorter than "
+                      "--node-timeout (15 s) may end the job; omit --master-timeout, or give at least 35 s\n", done.stdout)
+        _, report = self.check_json("--launcher", "ssh", "--env", "NCCL_IB_TIMEOUT=18", "sh")
+        self.assertEqual([f["text"][:30] for f in report["findings"] if f["item"] == "timeouts"], ["an InfiniBand transfer fails a"])
+        self.assertEqual((report["timeouts"][0]["program"], report["timeouts"][0]["seconds"]), ("NCCL", 7.516))
+
     SHORT = ("train", "health", "300ms", "--memory", "8", "--threads", "1")
 
     def give_trainer(self):
@@ -287,8 +302,10 @@ class Check(LaunchTest):
         self.give_trainer()
         done, report = self.check_json("--deep", *self.SHORT)
         self.assertEqual((done.returncode, self.errors(report)), (0, []), done)
+        self.assertEqual(report["tested"], ["train health: CPU only, TCP"])
         for fault, words in (("memory", r"rank 1, CPU: 1 wrong word in 8 MiB of memory, .*"),
                              ("gemm", r"rank 1, CPU: \d+ equal matrix products: 1 wrong, 1 different from the first"),
+                             ("gradient", r"rank 1, CPU: 1 of \d+ equal training steps gave other gradients than most of them"),
                              ("sum", r"rank 1, CPU: 1 wrong element in the sum over all ranks")):
             done, report = self.check_json("--deep", *self.SHORT, "--inject-fault", f"1:{fault}")
             self.assertEqual((done.returncode, report["exit_code"]), (115, 115), done)
@@ -297,6 +314,18 @@ class Check(LaunchTest):
             self.assertRegex(text, f"^{words}$")
         self.assertIn("ddplaunch: train health runs on 2 hosts\n", done.stderr)
         self.assertEqual(done.stderr.splitlines()[-1], "ddplaunch: exit 115: a job would fail, 1 error found")
+
+    def test_a_gpu_that_is_promised_and_cannot_be_used_fails_the_deep_check(self):
+        """A slot with a GPU, on a host without one: a test on the CPU would say nothing about the GPU."""
+        self.give_trainer()
+        self.hostfile("127.0.0.2 gpus=63\n127.0.0.3 gpus=63\n")
+        for test, name, item in (("--deep", "train health", "health"), ("--collectives", "train bench", "collectives")):
+            done, report = self.check_json(test)
+            self.assertEqual(done.returncode, 115, done)
+            [(found, _, text)] = self.errors(report)
+            self.assertEqual((found, report["tested"]), (item, []))
+            self.assertRegex(text, rf"^{name} gave no result .* rank 0 on \S+: .*, and rank 0 on \S+ sees 1 GPU; give each rank a GPU that works, or use "
+                                   "the CPUs with --device cpu$")
 
     def test_deep_is_skipped_where_a_job_would_fail_anyway(self):
         done, report = self.check_json("--deep", "no-such-program")
@@ -322,6 +351,7 @@ class Check(LaunchTest):
         done = self.check("--collectives")
         self.assertEqual(done.returncode, 0, done)
         self.assertRegex(done.stdout, r"(?m)^ +65536 .*\n(.*\n)* +16777216 ", "the figures are shown when all is well")
+        self.assertEqual(done.stdout.splitlines()[-1], "tested: train bench: CPU only, TCP")
         [(item, _, text)] = self.errors(report)
         self.assertEqual(item, "collectives")
         self.assertRegex(text, r"^bus bandwidth \S+ GB/s at 16777216 bytes is under --min-busbw 1e\+06$")

@@ -2,8 +2,8 @@
 """Tests ddplaunch.elastic with real PyTorch on Gloo (docs/users/elastic_python.md). One part tests its side of the worker protocol,
 with the test as the agent. The other part runs the document's example under ddplaunch and kills its workers.
 
-The tests run with the distribution's torch (/usr/bin/python3). If DDP_TEST_TORCH_PYTHON names another interpreter with torch,
-they also run with that one."""
+The tests run with the distribution's torch (/usr/bin/python3). If DDP_TEST_TORCH_PYTHON names another interpreter with torch, some
+also run with that one, and with --other all run with it alone."""
 
 import os
 import pathlib
@@ -11,14 +11,16 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support import pytorch
 from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest
-from tests.support.launch import SOURCE, LaunchTest, Nodes, live_processes_with, main
+from tests.support.launch import SKIP, SOURCE, LaunchTest, Nodes, live_processes_with, main
 
-PYTHONS = pytorch.joining_interpreters()
+OTHER = sys.argv[1:2] == ["--other"]
+PYTHONS = [python for python in pytorch.joining_interpreters() if not OTHER or python != pytorch.SYSTEM]
 EXAMPLE = re.search(r"```python\n(.*?)```", (SOURCE / "docs/users/elastic_python.md").read_text(), re.S).group(1)
 
 # $WAIT names a rank, and the place in attempt 1 at which that rank stops for good.
@@ -63,6 +65,35 @@ def train(world, state):
 print(train())
 """
 
+# Rank 1 sends its part of a gather when the gather of rank 0 has failed, since rank 2 is lost. Gloo of rank 0 looks no more at that
+# connection then, and rank 0 waits there for a broadcast.
+BEHIND = """
+import os, sys, time, torch
+import torch.distributed as dist
+from ddplaunch import elastic
+
+@elastic.rejoin(backend="gloo")
+def train(world, state):
+    world.step(0)
+    part, failed = torch.ones(1), sys.argv[0] + ".failed"
+    if world.rank == 0:
+        try:
+            print("gathers", flush=True)
+            dist.gather(part, [torch.ones(1) for _ in range(3)])
+        except RuntimeError:
+            open(failed, "w").close()
+        dist.broadcast(part, 1)
+    while world.rank == 2 or not os.path.exists(failed):
+        time.sleep(0.01)
+    dist.gather(part)
+    print("sent", flush=True)
+    while True:
+        time.sleep(0.01)
+        world.step(0)
+
+train()
+"""
+
 # Runs before SCRIPT. In attempt 1 a rank reports what it has read from the store, and stops for good before the key $STOP_AT.
 REPORTED_STORE = r"""
 import os, re, signal
@@ -84,6 +115,9 @@ class RecordedStore(dist.Store):
 
     def add(self, key, amount):
         return self.store.add(key, amount)
+
+    def compare_set(self, key, expected, wanted):
+        return self.store.compare_set(key, expected, wanted)
 
     def wait(self, keys, *timeout):
         self.stop_at(keys)
@@ -114,6 +148,11 @@ dist.rendezvous = recorded
 class ElasticModule(ElasticTest):
     python = PYTHONS[0] if PYTHONS else None
     text = SCRIPT
+
+    @property
+    def group_survives(self):
+        """Returns whether this PyTorch can connect a group again (2.15)."""
+        return subprocess.run([self.python, "-c", "from torch.distributed import _reconfigure"], capture_output=True, check=False).returncode == 0
 
     def assert_all_end(self, workers):
         ends = [worker.end() for worker in workers]
@@ -154,6 +193,19 @@ class ElasticModule(ElasticTest):
         workers[2].kill()
         self.goes_on(workers, held)
 
+    def test_a_collective_behind_one_that_failed(self):
+        for python in PYTHONS:
+            with self.subTest(python=python):
+                self.python = python
+                self.path = self.script(f"behind{PYTHONS.index(python)}.py", BEHIND, mode=0o644)
+                workers = self.team(0)
+                self.read_line(workers[0], "gathers\n")
+                workers[2].kill()
+                self.read_line(workers[1], "sent\n")
+                began = time.monotonic()
+                self.revoke(0, workers[:2])
+                self.assertLess(time.monotonic() - began, 5, "the agent would have killed this rank")
+
     def test_a_loss_while_the_process_group_is_created(self):
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
@@ -172,11 +224,12 @@ class ElasticModule(ElasticTest):
         workers[2].kill()
         held = self.revoke(0, workers[:2])
         # The new worker publishes its address and connects to no rank; the others wait for it.
-        workers[2] = self.worker(100_000, STOP_AT="/0")
+        keys = "0//cpu//reconfigure/2/0" if self.group_survives else "0/0"
+        workers[2] = self.worker(100_000, STOP_AT=f"{keys}/0")
         self.begin(1, workers, source=0)
         self.read_line(workers[2], "stops\n")
         for worker in workers[:2]:
-            self.read_line(worker, "got ddplaunch/1/0/0/2\n")
+            self.read_line(worker, f"got ddplaunch/1/{keys}/2\n")
         workers[2].kill()
         self.assertEqual(self.revoke(1, workers[:2]), held)
         self.goes_on(workers, held, attempt=2)
@@ -436,4 +489,9 @@ elif first:
 
 
 if __name__ == "__main__":
+    if OTHER:
+        del sys.argv[1]
+        if not PYTHONS:
+            print("skipped: DDP_TEST_TORCH_PYTHON names no PyTorch that can join the agent's store")
+            raise SystemExit(SKIP)
     main()

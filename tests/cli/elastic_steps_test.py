@@ -7,6 +7,7 @@ The tests run with the distribution's torch (/usr/bin/python3). With --other the
 DDP_TEST_TORCH_PYTHON names."""
 
 import contextlib
+import hashlib
 import io
 import os
 import pathlib
@@ -410,16 +411,30 @@ class ElasticUnits(unittest.TestCase):
         for completed, now in ((5, 10), (6, 10.2), (6, 10.3), (8, 10.6), (9, 410.6)):
             with unittest.mock.patch.object(elastic.time, "monotonic", lambda now=now: now):
                 world.step(completed)
-        self.assertEqual(link.report["durations"], [0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 1])
+        self.assertEqual(link.report["durations"], [(58, 3), (141, 1)])
         self.assertAlmostEqual(link.report["seconds"], 400.6)
         link.report = None  # it was sent, so the next one has later steps only
         with unittest.mock.patch.object(elastic.time, "monotonic", lambda: 410.8):
             world.step(10)
-        self.assertEqual(sum(link.report["durations"]), 1)
+        self.assertEqual(len(link.report["durations"]), 1)
         self.assertAlmostEqual(link.report["seconds"], 0.2)
 
+    def test_a_fork_waits_for_the_threads_that_run(self):
+        """A thread that enters Python while another one forks hangs the child (python/cpython#112275)."""
+        registered, ended = [], threading.Event()
+        with unittest.mock.patch.object(os, "register_at_fork", lambda before: registered.append(before)), \
+                unittest.mock.patch.object(sys, "version_info", (3, 11, 2)), unittest.mock.patch.dict(os.environ, DDPLAUNCH_CONTROL="none"):
+            with self.assertRaises(elastic.LinkLost):
+                elastic.rejoin(lambda world, state: None, backend="gloo")()
+        compute = threading.Thread(target=lambda: (hashlib.pbkdf2_hmac("sha256", b"", b"", 3000000), ended.set()))
+        with unittest.mock.patch.object(elastic, "FORK_WAIT_S", 60):
+            compute.start()
+            registered[0]()
+            compute.join(0.3)
+        self.assertTrue(ended.is_set())
+
     def test_a_group_that_completes_while_its_sockets_are_searched(self):
-        sockets = elastic._Sockets()
+        sockets = elastic.Sockets()
         sockets.before = {"3"}
 
         def loops():  # the main thread leaves opening()
@@ -433,7 +448,7 @@ class ElasticUnits(unittest.TestCase):
         own = socket.create_connection(listener.getsockname())
         peer = listener.accept()[0]
         with listener, peer:
-            sockets = elastic._Sockets()
+            sockets = elastic.Sockets()
             sockets.own[os.fstat(own.fileno()).st_ino] = None
             for _ in range(3):  # until the main thread is back
                 sockets.shut()
@@ -598,6 +613,78 @@ class ElasticUnits(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, r"world.sync\(\) was not called in attempt 1"):
             self.world(source=1, link=link).step(5)
 
+    def batches(self, rank, ranks, position, steps):
+        """Trains an epoch of batches of two items. Returns the items of the first `steps` steps."""
+        progress = elastic._Progress(False)
+        progress.position.load_state_dict(position)
+        order = dict(attempt=1, rank=rank, world=ranks, local_rank=rank, local_world=ranks, node_rank=0, nodes=1)
+        world = elastic.World(None, order, progress, "cpu")
+        sampler = torch.utils.data.distributed.DistributedSampler(range(24), ranks, rank, seed=3)
+        items = []
+        for _ in world.epochs(1):
+            for batch in world.batches(torch.utils.data.DataLoader(range(24), batch_size=2, sampler=sampler)):
+                if len(items) == 2 * steps:
+                    return items, progress.position.state_dict()
+                items += batch.tolist()
+                progress.stepped = True
+        return items, progress.position.state_dict()
+
+    def test_the_data_position_with_another_number_of_ranks(self):
+        begin = Position().state_dict()
+        for ranks, fewer, steps, repeated in ((4, 2, 2, 0), (3, 2, 1, 2), (2, 3, 2, 2), (3, 3, 2, 0)):
+            before = [self.batches(rank, ranks, begin, steps) for rank in range(ranks)]
+            after = [self.batches(rank, fewer, before[0][1], 24) for rank in range(fewer)]
+            seen = [item for items, _ in before + after for item in items]
+            self.assertEqual((set(seen), len(seen)), (set(range(24)), 24 + repeated), (ranks, fewer))
+            self.assertEqual([position["epoch"] for _, position in after], [1] * fewer)
+
+    def test_batches_twice_in_an_epoch(self):
+        world = self.world()
+        loader = torch.utils.data.DataLoader(range(4))
+        for _ in world.epochs(2):
+            list(world.batches(loader))
+        with self.assertRaisesRegex(RuntimeError, r"world\.batches\(\) was called twice in an epoch"):
+            for _ in self.world(progress=elastic._Progress(False)).epochs(1):
+                list(world.batches(loader))
+                list(world.batches(loader))
+
+    def test_a_stateful_loader_whose_state_is_on_one_rank(self):
+        dataset = type("Endless", (torch.utils.data.IterableDataset,), {"__iter__": lambda self: iter(range(9))})()
+        loader = types.SimpleNamespace(state_dict=dict, load_state_dict=dict, dataset=dataset)
+        with self.assertRaisesRegex(TypeError, "got a SimpleNamespace of an IterableDataset, whose state differs between ranks"):
+            list(self.world().batches(loader))
+
+    def test_wrong_objects_of_run(self):
+        with self.assertRaisesRegex(TypeError, r"elastic\.run\(\) got no optimizer"):
+            elastic.run(self.model)
+        ddp = torch.nn.parallel.DistributedDataParallel
+        with self.assertRaisesRegex(TypeError, "got a DistributedDataParallel, which belongs to one attempt"):
+            elastic.run(ddp.__new__(ddp), self.optimizer)
+
+    def test_gradients_of_an_incomplete_step(self):
+        self.backward()
+        self.sync(self.model, self.optimizer)
+        self.assertEqual({p.grad for p in self.model.parameters()}, {None})
+
+    def test_what_follows_the_last_step_of_an_epoch(self):
+        scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        world = self.sync(self.model, self.optimizer, scheduler)[0]
+        for _ in world.epochs(2):
+            for _ in world.batches([1, 2]):
+                self.make_step()
+            scheduler.step()
+        self.assertEqual((self.progress.settle(), self.progress.position.epoch, self.err.getvalue()), (4, 2, ""))
+
+    def test_nccl_is_aborted_before_the_rank_says_that_it_has_left(self):
+        """A late abort would hit the communicators of the next attempt."""
+        self.world()
+        go, ended = threading.Event(), []
+        abort = elastic._Abort(types.SimpleNamespace(shut=lambda: None), self.progress, False)
+        with unittest.mock.patch.object(elastic, "abort_groups", lambda: (go.wait(10), ended.append(True))):
+            threading.Timer(0.05, go.set).start()
+            abort.join_nccl()
+        self.assertEqual(ended, [True])
+
     def test_a_broadcast_that_was_aborted(self):
         link = types.SimpleNamespace(revoked=lambda: "rank 1 was lost")
         with self.assertRaisesRegex(elastic.Revoked, "rank 1 was lost"):
@@ -609,8 +696,8 @@ class ElasticUnits(unittest.TestCase):
         self.world()
         self.progress.event = types.SimpleNamespace(query=lambda: order.append("query") or aborted.is_set())
         abort = elastic._Abort(types.SimpleNamespace(shut=lambda: aborted.wait(10) and abort.back.set()), self.progress, False)
-        abort._abort_backends = lambda: (order.append("abort"), aborted.set())
-        abort()
+        with unittest.mock.patch.object(elastic, "abort_groups", lambda: (order.append("abort"), aborted.set())):
+            abort()
         abort.end()
         self.progress.freeze()
         self.assertEqual((order, self.progress.is_whole), (["query", "abort"], False))
@@ -673,6 +760,7 @@ if __name__ == "__main__":
     import torch.distributed
     import torch.utils.data
     from ddplaunch import elastic
+    from ddplaunch._data import Position
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()  # imports the rest of PyTorch here, and not in each fork
     print("PyTorch", torch.__version__, flush=True)
     main()

@@ -145,13 +145,12 @@ class Elastic(LaunchTest):
 
     def test_an_agent_that_freezes_as_its_workers_start(self):
         # The worker itself freezes the agent, before any heartbeat.
-        freezing = self.script("freezing.sh", '#!/bin/sh\n[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && kill -STOP $PPID && exec sleep 1000\n'
-                               'echo "attempt 1 rank 0"\n')
+        frozen = self.dir / "frozen"
+        freezing = self.script("freezing.sh", '#!/bin/sh\necho "attempt $TORCHELASTIC_RESTART_COUNT rank 0"\n'
+                               f'[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && echo $$ >{frozen} && kill -STOP $PPID && exec sleep 1000\nexit 0\n')
         process = self.launch_on_this_machine(freezing)
-        self.assertTrue(wait_until(lambda: 0 in self.agents()))
-        (old,) = [pid for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if "sleep" in words]
         self.running(process, 1, 1)
-        self.assertFalse(is_running(old), "two attempts run beside each other")
+        self.assertFalse(is_running(int(frozen.read_text())), "two attempts run beside each other")
         self.assert_code(self.finish(process), 0)
 
     def test_ctrl_c_while_a_node_is_waited_for(self):

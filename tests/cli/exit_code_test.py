@@ -17,6 +17,7 @@ OURS = "only a mistake of ours makes it: tests/unit/launcher/report/exit_report_
 ROWS = {
     ("0",): ("success", "success_of_nodes"),
     ("1 … 255",): ("codes", "codes_of_nodes"),
+    ("1",): ("watched", "watched_of_nodes"),
     ("128 + n",): ("signals", "signals_of_nodes"),
     ("126, 127",): ("not_executed", "not_executed_of_nodes"),
     ("129, 130, 143",): ("user_signals", "user_signals_of_nodes"),
@@ -131,6 +132,10 @@ class ExitCodes(LaunchTest):
     def try_hung(self, *args):
         self.ends(117, "the job hung: no worker printed anything or used CPU time for ", *args, "--hang-timeout", "1s", "sh", "-c", "sleep 600")
 
+    def try_watched(self, *args):
+        self.ends(1, r"""rank 1 on \S+ printed "loss nan" \(--watch 'nan=fail'\)$""", *args, "--watch", "nan=fail", "sh", "-c",
+                  "[ $RANK = 1 ] && echo loss nan; sleep 60")
+
 
 class OneNode(ExitCodes):
     def test_success(self):
@@ -200,6 +205,9 @@ class OneNode(ExitCodes):
 
     def test_hung(self):
         self.try_hung()
+
+    def test_watched(self):
+        self.try_watched("--nproc-per-node", 2)
 
 
 class Nodes2(ExitCodes):
@@ -285,6 +293,9 @@ class Nodes2(ExitCodes):
 
     def test_hung_of_nodes(self):
         self.try_hung(*self.ssh)
+
+    def test_watched_of_nodes(self):
+        self.try_watched(*self.ssh)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Tests --hang-timeout: it finds, names and ends jobs without progress, and does not touch jobs that progress."""
 
+import json
 import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support import pytorch
-from tests.support.launch import LaunchTest, Nodes, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Nodes, main, wait_until
 from tests.support.ports import free_port
 
 HUNG = 117
@@ -49,6 +51,68 @@ dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", ra
                         world_size=int(os.environ["WORLD_SIZE"]))
 """
 
+# The argument says what rank 2 does; the others wait in the sixth all-reduce.
+COLLECTIVES = """
+import os, sys, threading, time
+import torch.distributed as dist
+kind, rank = sys.argv[1], int(os.environ["RANK"])
+def all_reduce(sequence, kind="all_reduce", size=8):
+    dist.record(kind, sequence, sequence < 6, size)
+    if sequence == 6: time.sleep(1000)
+for step in range(1, 6):
+    all_reduce(step)
+if rank == 2:
+    if kind == "sleep": time.sleep(1000)
+    if kind == "other": all_reduce(6, "broadcast")
+    if kind == "size": all_reduce(6, size=4)
+    if kind == "stop": os.kill(os.getpid(), 19)
+    if kind == "end": sys.exit(0)
+    if kind == "lock": threading.Event().wait()
+all_reduce(6)
+"""
+# The same with PyTorch itself, and what only it can show.
+REAL_COLLECTIVES = """
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+kind = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+pair = dist.new_group([0, 2], group_desc="pair")
+x = torch.ones(8)
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, i): time.sleep(1000 if rank == 2 and i > 4 else 0); return i
+data = iter(torch.utils.data.DataLoader(Data(), num_workers=1))
+for step in range(8):
+    if step == 5 and kind == "groups" and rank == 0: dist.all_reduce(x, group=pair)
+    if step == 5 and rank == 2:
+        if kind in ("sleep", "groups"): time.sleep(1000)
+        if kind == "skip": continue
+        if kind == "other": dist.broadcast(x, 0)
+        if kind == "stop": os.kill(os.getpid(), 19)
+        if kind == "lock": threading.Event().wait()
+        if kind == "save": torch.save(torch.ones(1 << 20), os.fdopen(os.pipe()[1], "wb"))
+    if kind == "loader": next(data)
+    dist.all_reduce(x)
+dist.barrier()
+"""
+# Rank 1's server answers in a way of its own.
+HOSTILE = """
+import os, sys, time
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+def flood(request, response):
+    response.body = b"x" * (64 << 20)
+answers = {"garbage": lambda request, response: b"\\xff\\x00" * 1000, "closes": lambda request, response: b"",
+           "silent": lambda request, response: time.sleep(1000), "flood": flood,
+           "deep": lambda request, response: response.set_content("[" * 1000000, "")}
+dist.record("all_reduce", 1, False)
+if os.environ["RANK"] == "1":
+    for name in ("fr_trace_json", "dump_traceback"): c10d._register_handler(name, answers[sys.argv[1]])
+time.sleep(1000)
+"""
+
 
 class HangTest(LaunchTest):
     def setUp(self):
@@ -58,6 +122,8 @@ class HangTest(LaunchTest):
     def path_without_debuggers(self):
         """Returns a PATH on which all programs but gdb and py-spy are found."""
         bare = self.dir / "bin"
+        if bare.exists():
+            return str(bare)
         bare.mkdir()
         for directory in ("/bin", "/usr/bin"):
             for program in pathlib.Path(directory).iterdir():
@@ -205,6 +271,237 @@ class OneMachine(HangTest):
         self.assertRegex(done.err, r"    hint: rank(s 0,1 are| [01] is) still connecting to a store\. If its port is not "
                                    r"MASTER_PORT, no process serves it while TORCHELASTIC_USE_AGENT_STORE is True: "
                          r"try --store worker \(docs/users/store\.md\)\n")
+
+
+class PyTorchWorkers(HangTest):
+    """The hook that starts PyTorch's worker server in the workers, and the verdict on what the servers tell."""
+
+    def setUp(self):
+        super().setUp()
+        stand_in = pathlib.Path(__file__).resolve().parents[1] / "support/torch_stand_in"
+        self.env["PATH"] = self.path_without_debuggers()
+        self.env["PYTHONPATH"] = str(stand_in)
+
+    def verdict(self, *args, ranks=3):
+        """Returns what the report says of the collectives; None: nothing."""
+        done = self.run_job("--nproc-per-node", ranks, "--hang-timeout", "2s", *args)
+        self.assert_code(done, HUNG)
+        self.assertNotIn("WorkerServer", done.err)
+        self.done = done
+        said = re.search(r"\n  collectives: ([^\n]*)\n", done.err)
+        return re.sub(r"for \d+\.\d s", "for N s", said.group(1)) if said else None
+
+    def test_the_rank_that_others_wait_for_is_named_with_its_line(self):
+        script = self.script("train.py", COLLECTIVES)
+        line = {text: number for number, text in enumerate(script.read_text().splitlines(), 1)}
+        wait = "rank 2 has not started all_reduce 6 (32 B) that ranks 0-1 wait in for N s; rank 2 is "
+        self.assertEqual(self.verdict("python3", script, "sleep"),
+                         wait + f'at train.py:{line["""    if kind == "sleep": time.sleep(1000)"""]}')
+        self.assertRegex(self.done.err, r"\n    rank 2 on localhost: sleeping in \w+, at train\.py:\d+\n"
+                                        r"    ranks 0-1 on localhost: sleeping in \w+, at train\.py:\d+ in all_reduce\n")
+        self.assertRegex(self.hang_text(2), r"(?m)^== PyTorch's worker server\n(.*\n)*  File .*train\.py\", line ")
+        self.assertEqual(self.verdict("python3", script, "lock"),
+                         wait + f'waiting for a lock, at train.py:{line["""    if kind == "lock": threading.Event().wait()"""]}')
+
+    def test_another_operation_or_size_is_named(self):
+        script = self.script("train.py", COLLECTIVES)
+        self.assertRegex(self.verdict("python3", script, "other"),
+                         r"^rank 2 called broadcast 6 \(32 B\) where ranks 0-1 called all_reduce 6 \(32 B\); "
+                         r"rank 2 is at train\.py:\d+ in all_reduce$")
+        self.assertRegex(self.verdict("python3", script, "size"),
+                         r"^rank 2 called all_reduce 6 \(16 B\) where ranks 0-1 called all_reduce 6 \(32 B\); ")
+
+    def test_a_rank_that_was_stopped_or_has_ended_is_named(self):
+        script = self.script("train.py", COLLECTIVES)
+        wait = "; ranks 0-1 wait in all_reduce 6 (32 B) for N s"
+        self.assertEqual(self.verdict("python3", script, "stop"),
+                         f"rank 2 left no record{wait}; rank 2 is stopped by a signal")
+        self.assertEqual(self.verdict("python3", script, "end"), f"rank 2 has ended{wait}")
+
+    def test_a_server_that_answers_badly_harms_nothing(self):
+        script = self.script("train.py", HOSTILE)
+        for kind in ("garbage", "closes", "silent", "flood", "deep"):
+            with self.subTest(kind):
+                self.assertEqual(self.verdict("python3", script, kind, ranks=2),
+                                 "rank 1 left no record; rank 0 waits in all_reduce 1 (32 B) for N s")
+                self.assertLess(self.done.seconds, 25)
+
+    def verb(self, *args):
+        done = subprocess.run([DDPLAUNCH, *args], env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_a_stall_is_told_and_asked_for_and_nothing_is_stopped(self):
+        hook = self.dir / "hook"
+        process = self.start("--nproc-per-node", 3, "--report-stalls", "2s", "--on",
+                             f"hang=(echo $DDPLAUNCH_CAUSE_RANK $DDPLAUNCH_CAUSE; cat) > {hook}.new; mv {hook}.new {hook}",
+                             "python3", self.script("train.py", COLLECTIVES), "sleep")
+        self.assertTrue(wait_until(hook.exists, 30))
+        verdict = r"rank 2 has not started all_reduce 6 \(32 B\) that ranks 0-1 wait in for \d+\.\d s; rank 2 is at train\.py:\d+"
+        cause, event = hook.read_text().splitlines()
+        self.assertRegex(cause, f"^2 {verdict}$")
+        asked = json.loads(self.verb("hang", "--json", self.job))["hang"]
+        told = json.loads(event)["hang"]
+        status = json.loads(self.verb("status", "--json", self.job))
+        self.assertEqual(status["state"], "stalled")
+        for one in (told, asked, status["hang"]):
+            self.assertRegex(one["text"], f"^{verdict}$")
+            self.assertEqual((one["state"], one["confidence"], one["ranks"]), ("stalled", "high", [2]))
+            self.assertEqual([witness["source"] for witness in one["witnesses"]], ["flight recorder", "activity", "processes", "processes"])
+            self.assertEqual(one["witnesses"][0]["ranks"], 3)
+        self.assertRegex(self.verb("hang", self.job), rf"^job {self.job}: no progress for \S+ s\n  {verdict} \(confidence: high\)\n    activity: no worker ")
+        self.assertRegex(self.verb("status", self.job), rf"\n  {verdict} \(confidence: high\)\n")
+        process.send_signal(signal.SIGINT)
+        done = self.finish(process)
+        self.assert_code(done, 130)
+        self.assertRegex(done.err, rf"ddplaunch: the job has made no progress for \S+ s: {verdict}\nddplaunch:   rank 2 on localhost: sleeping in \w+, at train\.py:\d+\n")
+        self.assertRegex(json.loads((self.job_dir / "report.json").read_text())["hang"]["text"], verdict)
+
+    def test_ranks_that_spin_in_a_collective_are_no_progress(self):
+        text = COLLECTIVES.replace("if sequence == 6: time.sleep(1000)", "while sequence == 6: pass")
+        done = self.verdict("python3", self.script("train.py", text), "sleep")
+        self.assertRegex(done, r"^rank 2 has not started all_reduce 6 \(32 B\) that ranks 0-1 wait in for N s; rank 2 is at train\.py:")
+
+    def test_a_rank_that_gives_up_waiting_names_the_rank_that_did_not_come(self):
+        # As PyTorch does, ranks 0 and 1 end with an exception, and call the operation retired.
+        text = COLLECTIVES.replace("    if sequence == 6: time.sleep(1000)", "    if sequence == 6:\n        time.sleep(1)\n        dist.entries[-1]['retired'] = True\n"
+                                   "        raise RuntimeError('[gloo/pair.cc:561] Timed out waiting 1000ms for recv operation to complete')")
+        done = self.run_job("--nproc-per-node", 3, "python3", self.script("train.py", text), "sleep")
+        self.assert_code(done, 1)
+        verdict = r"rank 2 has not started all_reduce 6 \(32 B\) that ranks? [01]\S* waits? in for \d\.\d s; rank 2 is at train\.py:\d+"
+        self.assertRegex(done.err, rf"  root cause: rank [01] (.|\n)*\n  collectives: {verdict}\n")
+        hang = json.loads((self.job_dir / "report.json").read_text())["hang"]
+        self.assertEqual(hang["state"], "failed")
+        self.assertRegex(hang["text"], f"^{verdict}$")
+
+    def test_an_exception_of_its_own_is_stopped_at_once(self):
+        text = COLLECTIVES.replace('if kind == "sleep": time.sleep(1000)', 'if kind == "sleep": raise ValueError("my own")')
+        done = self.run_job("--nproc-per-node", 3, "python3", self.script("train.py", text), "sleep")
+        self.assert_code(done, 1)
+        self.assertIsNone(json.loads((self.job_dir / "report.json").read_text())["hang"])
+
+    def test_a_job_that_works_is_asked_for(self):
+        process = self.start("--nproc-per-node", 2, "python3", "-c", "import os, time\nwhile True: print(1); time.sleep(0.2)")
+        self.assertTrue(wait_until(lambda: (self.job_dir / "attempt_0/rank_00001.stdout").exists()))
+        self.assertRegex(self.verb("hang", self.job), rf"^job {self.job}: its workers are active\n  no rank is known to wait for another ")
+        self.assertIsNone(json.loads(self.verb("status", "--json", self.job))["hang"])
+        process.send_signal(signal.SIGINT)
+        self.assert_code(self.finish(process), 130)
+
+    def test_no_diagnosis_turns_it_off(self):
+        self.assertIsNone(self.verdict("--no-diagnosis", "python3", self.script("train.py", COLLECTIVES), "sleep"))
+        self.assertNotIn("train.py:", self.done.err)
+
+    def test_a_second_program_of_the_worker_has_the_server(self):
+        script = self.script("worker.sh", f"#!/bin/sh\npython3 -c 'import torch'\nexec python3 {self.script('train.py', COLLECTIVES)} $1\n")
+        self.assertRegex(self.verdict(script, "sleep"), "^rank 2 has not started all_reduce 6 ")
+
+    def test_scripts_and_their_children_do_not_see_the_hook(self):
+        script = self.script("look.py", "import os, re, subprocess, sys\n"
+                             "print(os.environ['PYTHONPATH'], 'DDPLAUNCH_DIAGNOSIS' in os.environ,\n"
+                             "      any(re.search('/ddplaunch-[A-Za-z0-9]{6}$', p) for p in sys.path))\n"
+                             "if len(sys.argv) < 2: sys.exit(subprocess.call([sys.executable, __file__, 'child']))\n")
+        done = self.run_job("--nproc-per-node", 1, "--label", "", "python3", script)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, f"{self.env['PYTHONPATH']} False False\n" * 2)
+
+    def test_the_users_own_sitecustomize_is_executed(self):
+        own = self.dir / "own"
+        own.mkdir()
+        (own / "sitecustomize.py").write_text("import builtins\nbuiltins.customized = __file__\n")
+        self.env["PYTHONPATH"] = f"{own}:{self.env['PYTHONPATH']}"
+        done = self.run_job("--nproc-per-node", 1, "--label", "", "python3", "-c", "import sys; print(customized, sys.modules['sitecustomize'].__file__)")
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, f"{own}/sitecustomize.py {own}/sitecustomize.py\n")
+
+    def test_forked_children_leave_the_server_to_the_worker(self):
+        script = self.script("fork.py", "import os, sys, socket\n"
+                             "path = None\n"
+                             "for finder in sys.meta_path: path = path or getattr(finder, 'path', None)\n"
+                             "if os.fork() == 0:\n    import torch\n    os._exit(os.path.exists(path))\n"
+                             "print(os.wait()[1], os.path.exists(path))\n"
+                             "import torch\nprint(os.path.exists(path))\n")
+        done = self.run_job("--nproc-per-node", 1, "--label", "", "python3", script)
+        self.assertEqual(done.out, "0 False\nTrue\n", repr(done))
+
+
+def has_worker_server(python):
+    """Returns whether this interpreter's PyTorch has the server, and a recorder for gloo that the server can tell."""
+    code = "from torch._C._distributed_c10d import _WorkerServer, _dump_fr_trace_json"
+    return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+NEW_PYTORCH = [python for python in pytorch.joining_interpreters() if has_worker_server(python)]
+
+
+@unittest.skipUnless(NEW_PYTORCH, f"no PyTorch 2.15 in {pytorch.SYSTEM}; {pytorch.NAMED} may name an interpreter that has it")
+class NewPyTorchWorkers(HangTest):
+    """The verdict on real hangs of gloo."""
+
+    def test_each_kind_of_hang_is_named(self):
+        script = self.script("train.py", REAL_COLLECTIVES)
+        lines = script.read_text().splitlines()
+        late = "rank 2 has not started all_reduce 6 (32 B) that ranks 0-1 wait in for N s; rank 2 is "
+        for kind, verdict, word in (
+                ("sleep", late + "at train.py:", "time.sleep(1000)"),
+                ("skip", "rank 2 called barrier 8 where ranks 0-1 called all_reduce 8 (32 B); rank 2 is at train.py:", "dist.barrier()"),
+                ("other", "rank 2 called broadcast 6 (32 B) where ranks 0-1 called all_reduce 6 (32 B); rank 2 is at train.py:",
+                 "dist.broadcast(x, 0)"),
+                ("stop", "rank 2 left no record; ranks 0-1 wait in all_reduce 6 (32 B) for N s; rank 2 is stopped by a signal", None),
+                ("lock", late + "waiting for a lock, at train.py:", "threading.Event().wait()"),
+                ("loader", late + "in its data loader, at train.py:", "next(data)"),
+                ("save", late + "writing a checkpoint, at train.py:", "torch.save("),
+                ("groups", "rank 2 has not started all_reduce 1 (32 B) of group 1 (pair) that rank 0 waits in for N s; "
+                 "rank 2 is at train.py:", "time.sleep(1000)")):
+            with self.subTest(kind):
+                done = self.run_job("--nproc-per-node", 3, "--hang-timeout", "4s", NEW_PYTORCH[-1], script, kind, timeout=120,
+                                    env=dict(self.env, PATH=self.path_without_debuggers()))
+                self.assert_code(done, HUNG)
+                self.assertNotIn("WorkerServer", done.err)
+                said = re.search(r"\n  collectives: ([^\n]*)\n", done.err)
+                self.assertIsNotNone(said, repr(done))
+                places = [number for number, line in enumerate(lines, 1) if word and word in line]
+                self.assertIn(re.sub(r"for \d+\.\d s", "for N s", said.group(1)),
+                              [f"{verdict}{place}" for place in places] or [verdict])
+
+
+    def test_the_time_out_of_a_collective_names_the_rank_that_did_not_come(self):
+        text = REAL_COLLECTIVES.replace('init_process_group("gloo")', 'init_process_group("gloo", timeout=__import__("datetime").timedelta(seconds=3))')
+        script = self.script("train.py", text)
+        done = self.run_job("--nproc-per-node", 3, NEW_PYTORCH[-1], script, "sleep", timeout=120)
+        self.assert_code(done, 1)
+        self.assertRegex(done.err, r"\n  collectives: rank 2 has not started all_reduce 6 \(32 B\) that ranks? [01]\S* waits? in for \d\.\d s; rank 2 is at train\.py:\d+\n")
+
+
+class WatchedLines(HangTest):
+    def test_a_line_fails_its_rank_on_the_second_node(self):
+        nodes = Nodes(self, 2)
+        script = self.script("worker.sh", """#!/bin/sh
+printf 'slow '; echo step >&2; echo "rank $RANK"
+[ "$RANK" = 3 ] && for i in 1 2 3; do printf 'step %s: loss nan\\r' $i; done
+exec sleep 1000
+""")
+        rule = "step \\d+: loss nan$=fail"
+        done = self.run_job("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2,
+                            "--watch", "^slow rank=report", "--watch", rule, "--stop-grace", "1s", script)
+        self.assert_code(done, 1)
+        second = nodes.hosts[1]
+        what = f"printed \"step 1: loss nan\" (--watch '{rule}')"
+        self.assertIn(f"  root cause: rank 3 (local rank 1) on {second}, pid ", done.err)
+        self.assertTrue(done.err.endswith(f"ddplaunch: exit 1: rank 3 on {second} {what}\n"), repr(done))
+        self.assertIn(f"warning: rank 3 on {second} printed \"slow rank 3\" (--watch '^slow rank=report')\n", done.err)
+        self.assertIn(f"warning: --watch '{rule}': 3 lines of rank 3\n", done.err)
+        self.assertNotIn("Traceback", done.err)
+
+    def test_a_line_counts_as_a_hang_though_ranks_work(self):
+        script = self.script("worker.sh", COMPUTES + "sleep 1000\n")
+        done = self.run_job("--nproc-per-node", 2, "--watch", "waiting=hang", "sh", "-c",
+                            f"[ $RANK = 1 ] && echo waiting for rank 0; exec {script} 60",
+                            env=dict(self.env, PATH=self.path_without_debuggers()))
+        self.assert_code(done, HUNG)
+        self.assertIn("  root cause: the job hung: rank 1 on localhost printed \"waiting for rank 0\" (--watch "
+                      "'waiting=hang')\n    rank ", done.err)
+        self.assertRegex(self.hang_text(0), r"^rank 0, pid \d+: ")
 
 
 class NoHang(HangTest):

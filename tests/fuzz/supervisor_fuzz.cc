@@ -55,6 +55,8 @@ JobSpec spec_from(FuzzBytes& bytes) {
   spec.fence = (flags & 4) != 0 ? FenceMode::kOff : FenceMode::kRank0;
   spec.max_restarts = (flags & 8) != 0 ? 1 : 9;
   spec.hang_timeout = 5s;
+  for (const auto action : {WatchRule::Action::kReport, WatchRule::Action::kHang, WatchRule::Action::kFail})
+    spec.watch.push_back({"line", action});
   spec.job_dir = "/job";
   return spec;
 }
@@ -112,6 +114,8 @@ class FuzzedJob {
         return tick();
       case 7:
         if (bytes_.below(16) == 0) step(job::UserSignal{bytes_.below(2) == 0 ? SIGINT : SIGUSR1});
+        if (bytes_.below(8) == 0)
+          step(job::WatchedLine{node, nodes_[node].attempt, bytes_.below(8), bytes_.below(3), "line", now_});
         return;
       default:
         obey(node);
@@ -190,7 +194,7 @@ class FuzzedJob {
     exited.pid = 1;
     exited.signal = bytes_.below(2) == 0 ? SIGTERM : SIGSEGV;
     const auto code = bytes_.below(2) == 0 ? ErrorCode::kLinkLost : ErrorCode::kRefused;
-    const Message words[] = {Quiet{attempt, bytes_.below(2) == 0, 0},
+    const Message words[] = {Quiet{attempt, bytes_.below(2) == 0, 0, bytes_.below(2) == 0},
                              WorkersGreeted{attempt},
                              WorkersReady{attempt},
                              WorkerInTrouble{attempt, rank, "x", {0}},

@@ -99,7 +99,7 @@ class EmulatedTrain(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         with open(path, encoding="utf-8") as lines:
             records = [json.loads(line) for line in lines]
-        return [record["loss"] for record in records if "loss" in record], done.stdout.splitlines()[-1]
+        return [record["loss"] for record in records if "loss" in record], next(line for line in done.stdout.splitlines() if line.startswith("test accuracy"))
 
     def expect_equal(self, *options):
         expected, accuracy = self.losses("--device", "cpu", *options)
@@ -124,7 +124,8 @@ class EmulatedTrain(unittest.TestCase):
 
     def test_the_gpu_is_chosen_if_there_is_one(self):
         done = self.train("--epochs", "1")
-        self.assertEqual((done.returncode, done.stdout.splitlines()[0], done.stderr), (0, "device gpu", ""))
+        lines = done.stdout.splitlines()
+        self.assertEqual((done.returncode, lines[0], lines[-1], done.stderr), (0, "device gpu", "tested: 1 × emulated GPU, one rank", ""))
         for environment, why in (({"FAKE_CUDA_GPUS": "0"}, r"cudaGetDeviceCount: cudaErrorNoDevice \(no CUDA-capable device is detected\)"),
                                  ({"FAKE_CUDA_DRIVER": "0"}, "no NVIDIA driver is installed")):
             done = self.train("--epochs", "1", **environment)

@@ -23,12 +23,20 @@ FEW = ("--data", "synthetic", "--limit", "400", "--batch-size", "10", "--max-ste
 NCCL = ("--comm", "nccl", "--share-gpu")
 
 
+def faulty_rank(rank, fault):
+    """Returns a context in which one rank of `bench_run_test` has the variable `fault`."""
+    script = pathlib.Path(os.environ["FAKE_NCCL_DIR"], "faulty")
+    script.write_text(f'#!/bin/sh\n[ "$RANK" != {rank} ] || export {fault}\nexec {bench_run_test.TRAIN} "$@"\n', encoding="utf-8")
+    script.chmod(0o700)
+    return unittest.mock.patch.object(bench_run_test, "TRAIN", str(script))
+
+
 class EmulatedNccl(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # Ranks passes these variables to its processes.
-        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END",
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_SPOIL_SENT", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END", "FAKE_NCCL_LOG",
                      "FAKE_NCCL_FAIL_CAPTURED", "FAKE_NCCL_INIT", "CUDA_VISIBLE_DEVICES"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
@@ -52,26 +60,39 @@ class EmulatedNccl(unittest.TestCase):
             _, over_tcp = self.good(2, "--comm", "tcp", "--dtype", dtype)
             self.assertEqual(over_nccl, over_tcp, dtype)
 
-    def test_gpus_and_nccl_are_chosen_if_every_rank_has_both(self):
-        def first_line(**environment):
-            os.environ.update(environment)
-            results = run(2, *FEW, "--device", "auto")
-            for name in environment:
-                os.environ.pop(name)
-            self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 2)
-            return results[0][1]
+    def test_gpus_and_nccl_are_used_or_the_training_ends_with_the_reason(self):
+        def ranks(*more, code=0, **environment):
+            with unittest.mock.patch.dict(os.environ, environment), train_run_test.Ranks(2, *FEW, "--device", "auto", *more) as started:
+                results = started.finish()
+            self.assertEqual([result[0] for result in results], [code] * 2, results)
+            return results, started.tested[0]
 
-        lines = first_line(FAKE_CUDA_GPUS="2")
-        self.assertEqual(lines[:2], [f"NCCL 2.28.9 ({LIBRARY})", "device gpu, nccl"])
-        self.assertRegex(first_line(FAKE_CUDA_GPUS="1")[0],
-                         r"^device cpu, tcp \(rank 1 on \S+: this process sees 1 GPU, none for local rank 1\)$")
-        self.assertRegex(first_line(FAKE_CUDA_GPUS="2", FAKE_CUDA_CAPABILITY="7")[0],
-                         r"^device cpu, tcp \(rank 0 on \S+: emulated GPU has compute capability 7\.0; 7\.5 is needed; and 1 more rank\)$")
-        self.assertRegex(first_line(FAKE_CUDA_GPUS="2", FAKE_NCCL_VERSION="21804")[0],
-                         rf"^device cpu, tcp \(rank 0 on \S+: {LIBRARY} is NCCL 2\.18\.4; 2\.19\.0 or newer is needed; and 1 more rank\)$")
+        def refused(*more, **environment):
+            results, _ = ranks(*more, code=1, **environment)
+            self.assertEqual(len({errors for _, _, errors in results}), 1)
+            self.assertEqual([lines for _, lines, _ in results], [[], []])
+            return results[0][2]
+
+        results, tested = ranks(FAKE_CUDA_GPUS="2")
+        self.assertEqual(results[0][1][:2], [f"NCCL 2.28.9 ({LIBRARY})", "device gpu, nccl"])
+        self.assertEqual(tested, "tested: 2 × emulated GPU, NCCL 2.28.9")
+        instead = "use the CPUs with --device cpu"
+        seen = r", and rank 0 on \S+ sees 1 GPU; "
+        works = f"give each rank a GPU that works, or {instead}"
+        self.assertRegex(refused(FAKE_CUDA_GPUS="1"), rf"^train: rank 1 on \S+: this process sees 1 GPU, none for local rank 1{seen}{works}\n$")
+        self.assertRegex(refused(FAKE_CUDA_GPUS="2", FAKE_CUDA_CAPABILITY="7"),
+                         rf"^train: rank 0 on \S+: emulated GPU has compute capability 7\.0; 7\.5 is needed; and 1 more rank{seen}{works}\n$")
+        self.assertRegex(refused(FAKE_CUDA_GPUS="2", FAKE_NCCL_VERSION="21804"),
+                         rf"^train: rank 0 on \S+: {LIBRARY} is NCCL 2\.18\.4; 2\.19\.0 or newer is needed; and 1 more rank{seen}"
+                         f"install NCCL for every rank, or {instead}\n$")
+        self.assertRegex(refused("--comm", "tcp", FAKE_CUDA_GPUS="2"), rf"^train: --comm tcp needs the CPU{seen}{instead}\n$")
         os.environ["FAKE_CUDA_GPUS"] = "4"
-        self.assertRegex(first_line(CUDA_VISIBLE_DEVICES="3")[0], r"^device cpu, tcp \(rank 1 on \S+: its GPU is also that of rank 0\)$")
-        self.assertEqual(first_line(CUDA_VISIBLE_DEVICES="3,1")[1], "device gpu, nccl")
+        self.assertRegex(refused(CUDA_VISIBLE_DEVICES="3"),
+                         rf"^train: rank 1 on \S+: its GPU is also that of rank 0{seen}start one rank per GPU, or {instead}\n$")
+        results, _ = ranks(CUDA_VISIBLE_DEVICES="3,1")
+        self.assertEqual(results[0][1][1], "device gpu, nccl")
+        _, tested = ranks(CUDA_VISIBLE_DEVICES="3,1,0")
+        self.assertEqual(tested, "tested: 2 × emulated GPU, NCCL 2.28.9; 1 visible GPU not tested")
         os.environ["CUDA_VISIBLE_DEVICES"] = "3"
         for rank, (code, _, errors) in enumerate(run(2, *FEW, "--comm", "nccl", "--device", "gpu")):
             self.assertEqual(code, 1)
@@ -81,8 +102,22 @@ class EmulatedNccl(unittest.TestCase):
             self.assertRegex(errors, r"^train: --comm nccl: rank 1 on \S+: its GPU is also that of rank 0; start one rank per GPU, or use --share-gpu\n$")
         del os.environ["CUDA_VISIBLE_DEVICES"]
         os.environ["FAKE_CUDA_GPUS"] = "1"
-        (code, lines, _), _ = run(2, *FEW, "--device", "gpu")
-        self.assertEqual((code, lines[0].split(" (")[0]), (0, "device gpu, tcp"))
+        for code, _, errors in run(2, *FEW, "--device", "gpu"):
+            self.assertEqual(code, 1)
+            self.assertRegex(errors, r"^train: rank 1 on \S+: this process sees 1 GPU, none for local rank 1; install NCCL for every rank, or use "
+                                     r"the slow --comm shm or tcp\n$")
+        for code, _, _ in run(2, *FEW, "--device", "gpu", "--comm", "tcp"):
+            self.assertEqual(code, 0)
+
+    def test_one_rank_with_another_nccl_ends_the_job(self):
+        """It must not send the other ranks to the CPU."""
+        os.environ["FAKE_CUDA_GPUS"] = "2"
+        second = "/bin/sh", "-c", f'[ "$RANK" = 0 ] || export FAKE_NCCL_VERSION=22808; exec {train_run_test.TRAIN} "$@"', "train"
+        with unittest.mock.patch.object(train_run_test, "COMMAND", second):
+            for code, lines, errors in run(2, *FEW, "--device", "auto"):
+                self.assertEqual((code, lines), (1, []))
+                self.assertRegex(errors, r"^train: rank 1 on \S+ has NCCL 2\.28\.8, rank 0 on \S+ has NCCL 2\.28\.9, and rank 0 on \S+ sees 1 GPU; install "
+                                         r"the same version on all nodes, or name its file by DDPLAUNCH_NCCL_LIBRARY, or use the CPUs with --device cpu\n$")
 
     def test_all_kinds_of_communication_work(self):
         for more in ((), ("--sync-bn", "--clip-norm", "1"), ("--zero", "1"), ("--accumulate", "2"),
@@ -200,7 +235,7 @@ class EmulatedNccl(unittest.TestCase):
         os.environ |= {"FAKE_NCCL_INIT": "2", "FAKE_CUDA_GPUS": "2"}
         reason = f"over NCCL: ncclSystemError: an injected error during start of NCCL 2.28.9 ({LIBRARY})"
         for rank, (code, _, errors) in enumerate(run(2, *FEW, "--device", "auto")):
-            self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}; --device cpu trains without it\n"))
+            self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}; --device cpu works without it\n"))
         for rank, (code, _, errors) in enumerate(run(2, *FEW, "--comm", "nccl", "--device", "gpu")):
             self.assertEqual((code, errors), (1, f"train: rank {rank} {reason}\n"))
 
@@ -233,26 +268,46 @@ class Bench(unittest.TestCase):
     setUp = EmulatedNccl.setUp
     SIZES = ("-b", "12", "-e", "1200K", "-f", "100", "-n", "3", "-w", "1")
 
-    def bench(self, *arguments, world=3):
-        results = bench_run_test.run((world,), "bench", *arguments)
+    def bench(self, *arguments, world=3, **environment):
+        with unittest.mock.patch.dict(os.environ, environment):
+            results = bench_run_test.run((world,), "bench", *arguments)
         for _, out, _ in results[1:]:
             self.assertEqual(out, "", "only rank 0 prints")
         return results
 
     def test_every_operation_is_correct(self):
-        for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
-            with self.subTest(operation=operation):
-                results = self.bench(operation, *NCCL, *self.SIZES)
+        for operation, *more in (("allreduce",), ("allgather",), ("reducescatter",), ("broadcast",), ("alltoall",), ("sendrecv",),
+                                 ("allreduce", "--out-of-place"), ("allgather", "--out-of-place"), ("reducescatter", "--out-of-place"),
+                                 ("broadcast", "--out-of-place")):
+            with self.subTest(operation=operation, more=more):
+                results = self.bench(operation, *NCCL, *self.SIZES, *more)
                 self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
                 lines = results[0][1].splitlines()
                 self.assertEqual(lines[0], f"# NCCL 2.28.9 ({LIBRARY})")
-                self.assertRegex(lines[1], rf"^# train .* bench {operation}, 3 ranks, nccl, buffers registered, in place$")
+                place = "out of place" if more or operation in ("alltoall", "sendrecv") else "in place"
+                self.assertRegex(lines[1], rf"^# train .* bench {operation}, 3 ranks, nccl, buffers registered, {place}$")
                 rows = [bench_run_test.ROW.fullmatch(line) for line in lines if not line.startswith("#")]
                 self.assertEqual([int(row[1]) for row in rows], [12, 1200, 120000])
-                part = 12 if operation in ("allgather", "reducescatter") else 4  # nccl-tests counts the elements of one rank
+                part = 12 if operation in ("allgather", "reducescatter", "alltoall") else 4  # nccl-tests counts the elements of one rank
                 self.assertEqual([int(row[2]) for row in rows], [12 // part, 1200 // part, 120000 // part])
                 self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
                 self.assertIn("# Out of bounds values : 0 OK", lines)
+
+    def test_gpus_and_nccl_are_used_without_being_asked_for(self):
+        os.environ["FAKE_CUDA_GPUS"] = "3"
+        for more, way, tested in (((), ", nccl, buffers registered, in place", "3 × emulated GPU, NCCL 2.28.9"),
+                                  (("--device", "cpu"), ", shm, in place", "CPU only, shared memory; 1 visible GPU not tested"),
+                                  (("--comm", "tcp"), ", tcp, in place", "CPU only, TCP; 1 visible GPU not tested")):
+            results = self.bench("allreduce", *self.SIZES, *more)
+            self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
+            lines = results[0][1].splitlines()
+            self.assertTrue(any(line.endswith(way) for line in lines), lines)
+            self.assertEqual(lines[-1], "# tested: " + tested)
+        os.environ["FAKE_CUDA_GPUS"] = "2"
+        for code, out, errors in self.bench("allreduce", *self.SIZES):
+            self.assertEqual((code, out), (1, ""))
+            self.assertRegex(errors, r"^train: rank 2 on \S+: this process sees 2 GPUs, none for local rank 2, and rank 0 on \S+ sees 1 GPU; give each "
+                                     r"rank a GPU that works, or use the CPUs with --device cpu\n$")
 
     def test_too_large_sizes_for_a_shared_gpu_are_refused_first(self):
         for code, out, errors in self.bench("allreduce", *NCCL, "-b", "27M", "-n", "1"):
@@ -269,13 +324,81 @@ class Bench(unittest.TestCase):
                 path = os.path.join(folder, "result.json")
                 results = self.bench(operation, *NCCL, *self.SIZES, "--json", path)
                 self.assertEqual([code for code, _, _ in results], [1, 0, 0])
-                self.assertEqual(results[0][2], "train: 3 wrong elements at 1200 bytes: memory or network of a node is faulty\n")
+                self.assertEqual(results[0][2], "train: 3 wrong elements at 1200 bytes, on 3 of 3 ranks, which only see it; find the faulty rank "
+                                                "with train bench pairs and train health\n")
                 self.assertIn("# Out of bounds values : 3 FAILED\n", results[0][1])
                 with open(path, encoding="utf-8") as file:
                     result = json.load(file)
                 self.assertEqual([result[key] for key in ("kind", "operation", "backend", "world_size", "passed")],
                                  ["bench", operation, "nccl", 3, False])
                 self.assertEqual([(row["bytes"], row["wrong"]) for row in result["rows"]], [(12, 0), (1200, 3), (120000, 0)])
+
+    def faulty(self, rank, fault, *arguments, sizes=(4,)):
+        """Runs a bench of whose ranks one has the variables `fault`."""
+        os.environ["FAKE_CUDA_GPUS"] = "4"
+        with faulty_rank(rank, fault), tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "result.json")
+            results = bench_run_test.run(sizes, "bench", *arguments, "-n", "3", "-w", "1", "--json", str(path))
+            return results, json.loads(path.read_text(encoding="utf-8"))
+
+    def test_of_ranks_with_a_wrong_sum_the_culprit_is_named_and_not_the_witnesses(self):
+        at = "train: {} wrong elements at 12000 bytes, "
+        faulty = ": its memory or its links are faulty\n"
+        for rank in (1, 2):
+            for fault, wrong, witnesses, culprits, text in (
+                    ("FAKE_NCCL_SPOIL_SENT=2000", 4, [0, 1, 2, 3], [rank], f"on 4 of 4 ranks; most wrong exchanges of two ranks are with rank {rank}"),
+                    ("FAKE_NCCL_SPOIL=12000", 1, [rank], [], f"only on rank {rank}")):
+                results, record = self.faulty(rank, fault, "allreduce", "-b", "12000", "-e", "12000")
+                self.assertEqual([code for code, _, _ in results], [1, 0, 0, 0])
+                self.assertEqual(results[0][2], at.format(wrong).replace("1 wrong elements", "1 wrong element") + text + faulty)
+                row, = record["rows"]
+                self.assertEqual((row["wrong"], row["wrong_ranks"], row["culprits"]), (wrong, witnesses, culprits))
+        for operation in ("allgather", "alltoall"):
+            results, record = self.faulty(2, "FAKE_NCCL_SPOIL_SENT=2000", operation, "-b", "12000", "-e", "12000")
+            self.assertEqual(record["rows"][0]["culprits"], [2], results)
+
+    def test_a_late_rank_is_named(self):
+        _, record = self.faulty(2, "FAKE_CUDA_LATE_MS=50", "allreduce", "-b", "8", "-e", "8")
+        self.assertEqual(record["rows"][0]["late_rank"], 2)
+
+    def test_pairs_are_measured_between_gpus(self):
+        os.environ["FAKE_CUDA_GPUS"] = "2"
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "result.json")
+            results = bench_run_test.run((2, 2), "bench", "pairs", "-e", "200000", "-n", "3", "--json", str(path))
+            record = json.loads(path.read_text(encoding="utf-8"))
+        self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 4)
+        self.assertEqual(results[0][1].splitlines()[-1], "# tested: 4 × emulated GPU, NCCL 2.28.9")
+        self.assertEqual(record["backend"], "nccl")
+        kinds = [(pair["ranks"], pair["same_node"], pair["same_rail"], pair["at_once"], pair["wrong"]) for pair in record["pairs"]]
+        self.assertEqual(kinds, [([0, 1], True, False, 1, 0), ([0, 2], False, True, 2, 0), ([0, 3], False, False, 2, 0),
+                                 ([1, 2], False, False, 2, 0), ([1, 3], False, True, 2, 0), ([2, 3], True, False, 1, 0)])
+
+    def test_a_rank_with_faulty_or_slow_links_is_named_and_not_its_peers(self):
+        for fault in ("FAKE_NCCL_SPOIL_SENT=20000", "FAKE_NCCL_SPOIL=20000"):
+            results, record = self.faulty(2, fault, "pairs", "-e", "20000")
+            self.assertEqual([code for code, _, _ in results], [1, 0, 0, 0])
+            self.assertEqual(results[0][2], "train: rank 2: wrong bytes or no connection in 3 of 3 pairs\n")
+            self.assertEqual([pair["wrong"] for pair in record["pairs"]], [0, 4, 0, 4, 0, 4])
+        results, record = self.faulty(3, "FAKE_NCCL_SLOW_US=20000", "pairs", "-e", "20000")
+        self.assertEqual([code for code, _, _ in results], [0] * 4)
+        self.assertEqual([pair["ranks"] for pair in record["pairs"] if pair["outlier"]], [[0, 3], [1, 3], [2, 3]], record["pairs"])
+        self.assertIn("\n# slow: rank 3: more than 20 % under the median in 3 of 3 pairs\n", results[0][1])
+
+    def test_numbers_of_16_bits_are_measured_and_compared(self):
+        for type_name in ("bfloat16", "half"):
+            for operation in ("allreduce", "allgather", "reducescatter", "broadcast", "alltoall"):
+                results = self.bench(operation, *NCCL, *self.SIZES, "-d", type_name)
+                self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
+                self.assertRegex(results[0][1], rf"(?m)^ +1200 +(600|200) +{type_name} ")
+                self.assertIn("# Out of bounds values : 0 OK\n", results[0][1])
+            with unittest.mock.patch.dict(os.environ, FAKE_NCCL_SPOIL="1200"):
+                self.assertEqual([code for code, _, _ in self.bench("allreduce", *NCCL, *self.SIZES, "-d", type_name)], [1, 0, 0])
+        for what in (("allreduce", "-d", "half"), ("alltoall",), ("allreduce", "--out-of-place")):
+            for more in ((), ("--device", "cpu")):
+                for code, out, errors in self.bench(*what, *more, FAKE_CUDA_GPUS="0"):
+                    self.assertEqual((code, out), (2 if more else 1, ""))
+                    self.assertTrue(errors.endswith(" is measured over NCCL only\n"), errors)
 
     def test_windows_are_created_by_all_ranks_and_released(self):
         os.environ |= {"FAKE_NCCL_WINDOWS": "1", "FAKE_CUDA_GPUS": "3"}
@@ -285,11 +408,26 @@ class Bench(unittest.TestCase):
         self.assertFalse(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").exists(), "none on a shared GPU")
         for code, _, errors in run(3, *FEW, *own):
             self.assertEqual((code, errors), (0, ""))
-        self.assertEqual(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").read_text(), "www")
-        os.environ["FAKE_NCCL_WINDOWS"] = "2"
-        for rank, (code, _, errors) in enumerate(run(2, *FEW, *own)):
-            self.assertEqual(code, 1)
-            self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclSystemError: .* during start of a window")
+        self.assertEqual(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").read_text(), "www" * 2)  # gradients and verdict
+
+    def test_a_rank_without_a_window_sends_all_to_plain_buffers(self):
+        os.environ["FAKE_CUDA_GPUS"] = "3"
+        for windows, buffers in (("1", "windows"), ("2", "registered"), ("3", "registered")):
+            os.environ["FAKE_NCCL_WINDOWS"] = windows
+            results = self.bench("allreduce", *self.SIZES)
+            self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
+            self.assertIn(f", nccl, buffers {buffers}, in place\n", results[0][1])
+            for code, _, errors in run(3, *FEW, "--comm", "nccl", "--device", "gpu"):
+                self.assertEqual((code, errors), (0, ""))
+
+    def test_the_log_is_read_after_the_first_operation_and_warnings_are_shown(self):
+        """From 2.22 on, NCCL makes its connections in the first operation."""
+        os.environ |= {"FAKE_CUDA_GPUS": "2", "FAKE_NCCL_LOG": "h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
+                                                               "h:1:1 [0] misc.cc:9 NCCL WARN a cable is loose\n"}
+        results = self.bench("allreduce", *self.SIZES, world=2)
+        self.assertEqual([(code, errors) for code, _, errors in results], [(0, "train: NCCL warns: a cable is loose\n")] * 2)
+        lines = results[0][1].splitlines()
+        self.assertEqual((lines[0], lines[-1]), (f"# NCCL 2.28.9 ({LIBRARY}) over P2P", "# tested: 2 × emulated GPU, NCCL 2.28.9 over P2P"))
 
     def test_the_memory_of_windows_is_not_freed_after_an_abort(self):
         os.environ |= {"FAKE_NCCL_WINDOWS": "1", "FAKE_CUDA_GPUS": "2"}
@@ -322,7 +460,9 @@ class Bench(unittest.TestCase):
 
     def test_option_errors(self):
         for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu requires --comm nccl\n"),
-                               (("pairs", *NCCL), "pairs uses shared memory and TCP, not NCCL; remove --comm nccl\n")):
+                               (("pairs", *NCCL, "-d", "half"), "pairs sends bytes, out of place; remove -d and --out-of-place\n"),
+                               (("allreduce", "--comm", "tcp", "--device", "gpu"), "--comm tcp needs the host's memory; remove --device gpu\n"),
+                               (("allreduce", "--comm", "nccl", "--device", "cpu"), "--comm nccl needs the GPUs' memory; remove --device cpu\n")):
             for result in self.bench(*arguments, world=1):
                 self.assertEqual(result, (2, "", "train bench: " + why))
         for variable, value, why in (("FAKE_CUDA_GPUS", "0", "--comm nccl needs an NVIDIA GPU: cudaGetDeviceCount: "
@@ -331,6 +471,45 @@ class Bench(unittest.TestCase):
                                                                     "needed")):
             with unittest.mock.patch.dict(os.environ, {variable: value}):
                 self.assertEqual(self.bench("allreduce", *NCCL, world=1), [(2, "", f"train bench: {why}\n")])
+
+
+class Health(unittest.TestCase):
+    """Tests that `train health` sums over NCCL where it tests GPUs."""
+    setUp = EmulatedNccl.setUp
+
+    def health(self, *more, sizes=(2,)):
+        with tempfile.TemporaryDirectory() as folder:
+            results = bench_run_test.run(sizes, "health", "50ms", "--memory", "2", *more, "--json", f"{folder}/health")
+            path = pathlib.Path(folder, "health")
+            return results, json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def test_the_sum_is_that_of_nccl(self):
+        os.environ |= {"FAKE_CUDA_GPUS": "2", "FAKE_NCCL_SPOIL": str(16 << 20)}
+        results, record = self.health()
+        self.assertEqual([code for code, _, _ in results], [1, 1])
+        self.assertEqual([rank["wrong_sums"] for rank in record["ranks"]], [3, 3])
+        results, record = self.health("--comm", "shm")
+        self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 2)
+        self.assertEqual(record["tested"], "tested: 2 × emulated GPU, shared memory")
+        del os.environ["FAKE_NCCL_SPOIL"]
+        results, record = self.health()
+        self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 2)
+        self.assertEqual(results[0][1].splitlines()[-1], "# tested: 2 × emulated GPU, NCCL 2.28.9")
+
+    def test_the_culprit_of_wrong_messages_and_sums_is_named_and_not_the_witnesses(self):
+        os.environ["FAKE_CUDA_GPUS"] = "3"
+        with faulty_rank(1, "FAKE_NCCL_SPOIL_SENT=1000000"):
+            results, record = self.health(sizes=(3,))
+        self.assertEqual([code for code, _, _ in results], [0, 1, 0])
+        self.assertEqual([rank["wrong_sums"] for rank in record["ranks"]], [3, 3, 3])
+        self.assertEqual({(finding["rank"], finding["item"]) for finding in record["findings"] if finding["level"] == "error"}, {(1, "pair"), (1, "sum")})
+
+    def test_gpus_without_nccl_do_not_pass(self):
+        os.environ |= {"FAKE_CUDA_GPUS": "2", "DDPLAUNCH_NCCL_LIBRARY": "/nonexistent/libnccl.so.2"}
+        results, record = self.health()
+        self.assertEqual(([code for code, _, _ in results], record), ([1, 1], None))
+        self.assertRegex(results[0][2], r"^train: rank 0 on \S+: DDPLAUNCH_NCCL_LIBRARY names a library that cannot be loaded: .*; install NCCL for every "
+                                        r"rank, or use the CPUs with --device cpu\n$")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,18 @@ class EmulatedRejoin(unittest.TestCase):
             job.are_ready()
             job.finish()
 
+    def test_a_rank_whose_local_rank_changes_leaves_the_gpu_of_another(self):
+        os.environ["FAKE_CUDA_GPUS"] = "3"
+        with Job(3, *(option for option in TASK if option != "--share-gpu")) as job:
+            job.start().reach(20)
+            job.lose(0, world=2)  # ranks 1 and 2 become 0 and 1
+            job.until(lambda: all(worker.process.poll() is not None for worker in job.workers), "the end")
+            for rank in (0, 1):
+                worker = job.of(rank)
+                self.assertEqual(worker.process.returncode, 1)
+                self.assertEqual(worker.texts()[1], f"train: rank {rank} holds its model on GPU {rank + 1}, but has GPU {rank} in attempt 1; a new "
+                                                    "process must take its place\n")
+
     def test_a_replaced_rank_changes_no_bit_of_the_training(self):
         expected = {dtype: weights(self.whole(3, *TASK, "--dtype", dtype)) for dtype in ("float32", "float64", "bfloat16")}
         self.assertEqual(len(set(expected.values())), 3)

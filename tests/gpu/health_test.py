@@ -16,6 +16,7 @@ from tests.support.ports import free_port
 
 TRAIN = ""
 FAKE_CUBLAS_LT = os.environ.get("FAKE_CUBLAS_LT", "")
+FAKE_NVML = os.environ.get("FAKE_NVML", "")  # its folder
 SKIPPED = 77
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 SHORT = ("health", "100ms", "--memory", "64", "--device", "gpu", "--json", "/dev/stdout")
@@ -39,11 +40,14 @@ class Health(unittest.TestCase):
         self.assertGreater(rank["gflops"], 0)
         self.assertEqual(rank["memory_bytes"], 64 << 20)
         self.assertIn("ecc_uncorrected", rank)
+        self.assertTrue(all(rank[speed] > 0 for speed in ("memory_gbps", "to_gpu_gbps", "from_gpu_gbps", "step_ms")), rank)
+        self.assertGreaterEqual(rank["steps"], 16)
         self.assertRegex(rank["products_by"], r"^(cuBLASLt \d|own kernels \()")
         self.assertIn(", products by " + rank["products_by"], done.stdout)
 
     def test_injected_faults_are_found(self):
-        for fault, words in (("gemm", "equal matrix products: 1 wrong, 1 different from the first"), ("memory", "1 wrong word in 64 MiB")):
+        for fault, words in (("gemm", "equal matrix products: 1 wrong, 1 different from the first"), ("memory", "1 wrong word in 64 MiB"),
+                             ("gradient", "equal training steps gave different gradients")):
             done, record = run("--inject-fault", f"0:{fault}")
             self.assertEqual(done.returncode, 1, done)
             self.assertFalse(record["passed"])
@@ -58,11 +62,32 @@ class FakeCublasLt(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertRegex(record["ranks"][0]["products_by"], r"^cuBLASLt \d+\.0\.3 \(" + FAKE_CUBLAS_LT + r"\)$")
 
+    def test_tensor_cores_multiply_bf16_and_fp8(self):
+        for capability, bf16, fp8 in (("9", True, True), ("8", True, False)):
+            _, record = run(DDPLAUNCH_CUBLASLT_LIBRARY=FAKE_CUBLAS_LT, FAKE_CUDA_CAPABILITY=capability)
+            [rank] = record["ranks"]
+            self.assertEqual((rank["bf16_gflops"] > 0, rank["fp8_gflops"] > 0), (bf16, fp8))
+
     def test_its_wrong_product_is_found(self):
         done, record = run(DDPLAUNCH_CUBLASLT_LIBRARY=FAKE_CUBLAS_LT, FAKE_CUBLAS_LT_SPOIL="2")
         self.assertEqual(done.returncode, 1, done)
         self.assertRegex(done.stderr, r"^train: rank 0 on \S+, GPU 0 \(emulated GPU\): .*equal matrix products: 1 wrong, 1 different from the first\n$")
         self.assertEqual([f["item"] for f in record["findings"] if f["level"] == "error"], ["gemm"])
+
+
+@unittest.skipUnless(FAKE_NVML, "only with the fake NVML")
+class FakeNvml(unittest.TestCase):
+    def test_counters_that_grow_during_the_test_are_findings(self):
+        _, record = run(LD_LIBRARY_PATH=FAKE_NVML, FAKE_NVML_GPUS="1", FAKE_NVML_XID="79")
+        [rank] = record["ranks"]
+        self.assertEqual([rank[key] for key in ("watts", "clock_mhz", "pcie_replays", "nvlink_errors", "remapped_rows", "xids")],
+                         [412, 1980, 0, 0, 0, 1])
+        done, record = run(LD_LIBRARY_PATH=FAKE_NVML, FAKE_NVML_GPUS="1", FAKE_NVML_ERRORS="2")
+        self.assertEqual(done.returncode, 1, done)
+        self.assertRegex(done.stderr, r"^train: rank 0 on \S+, GPU 0 \(emulated GPU\): 2 rows of the GPU's memory had to be replaced\n$")
+        self.assertEqual([f["text"] for f in record["findings"] if f["item"] == "link"],
+                         ["2 replays on PCIe", "2 errors on NVLink (replays, recoveries, CRC)"])
+        self.assertRegex(done.stdout, r"(?m)^#  rank .* W +deg C +MHz +throttled +replays NVLink err +rows$")
 
 
 class SharedGpu(unittest.TestCase):
@@ -76,7 +101,7 @@ class SharedGpu(unittest.TestCase):
                      "FAKE_CUDA_MIB": "128"}
             if "FAKE_CUDA_GPUS" not in variables:
                 base |= {"FAKE_CUDA_ROOM": f"{place}/room", "CUDA_VISIBLE_DEVICES": "0"}
-            started = [subprocess.Popen([TRAIN, "health", "100ms", "--device", "gpu", "--json", f"{place}/health", *arguments],
+            started = [subprocess.Popen([TRAIN, "health", "100ms", "--device", "gpu", "--comm", "shm", "--json", f"{place}/health", *arguments],
                                         env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]
             ends = [process.communicate(timeout=280) for process in started]

@@ -58,13 +58,19 @@ class SharedGpu(unittest.TestCase):
         self.good(3, *FEW, *SHARED, "--device", "gpu", "--dtype", "float64")
 
     def test_every_operation_on_gpu_buffers_is_correct(self):
-        for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
-            with self.subTest(operation=operation):
+        for operation, *more in (("allreduce",), ("allgather",), ("reducescatter",), ("broadcast",), ("alltoall",), ("sendrecv",),
+                                 ("allreduce", "--out-of-place")):
+            with self.subTest(operation=operation, more=more):
                 results = bench_run_test.run((2,), "bench", operation, *SHARED, "-b", "8", "-e", "800K", "-f", "100", "-n", "3", "-w",
-                                             "1")
+                                             "1", *more)
                 self.assertEqual([code for code, _, _ in results], [0, 0], results)
                 rows = [bench_run_test.ROW.fullmatch(line) for line in results[0][1].splitlines() if not line.startswith("#")]
                 self.assertEqual([(int(row[1]), row[8]) for row in rows], [(8, "0"), (800, "0"), (80000, "0")])
+
+    def test_pairs_and_16_bits(self):
+        for arguments in (("pairs",), ("allreduce", "-d", "half"), ("allreduce", "-d", "bfloat16")):
+            results = bench_run_test.run((3,), "bench", *arguments, *SHARED, "-e", "1M", "-n", "3")
+            self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
 
     def test_two_ranks_on_one_gpu_get_a_hint_about_share_gpu(self):
         if len(subprocess.run(["nvidia-smi", "-L"], text=True, capture_output=True).stdout.splitlines()) > 1:

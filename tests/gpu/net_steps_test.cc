@@ -1,6 +1,7 @@
 // Compares training steps on an emulated GPU with the CPU's trainer.
-#include "apps/train/gpu/device_net.h"
+#include "apps/train/gpu/net_steps.h"
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -9,6 +10,7 @@
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_model.h"
+#include "apps/train/gpu/device_net.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/model/conv_net.h"
 #include "tests/support/catch.h"
@@ -36,6 +38,9 @@ class TwoEqualRanks final : public SingleCommunicator {
         static_cast<cudaStream_t>(stream), [this] { return !hangs; }, nullptr);
     return cuda_check(fake_cuda_call(static_cast<cudaStream_t>(stream),
                                      [this, operation] {
+                                       const auto end = std::chrono::steady_clock::now() + duration;
+                                       while (std::chrono::steady_clock::now() < end) {
+                                       }
                                        auto* const values = static_cast<double*>(operation.data);
                                        for (std::size_t i = 0; i < operation.count; ++i)
                                          values[i] = lost ? 7e30 : values[i] + values[i];
@@ -55,6 +60,7 @@ class TwoEqualRanks final : public SingleCommunicator {
   }
   void on_end(GraphOwner owner) override { owners.push_back(std::move(owner)); }
 
+  std::chrono::milliseconds duration{0};  ///< of an all-reduce, at least
   bool lost = false;
   bool hangs = false;  ///< the stream stands still in the all-reduce
   int enqueued = 0;
@@ -129,7 +135,8 @@ std::vector<double> train_epoch(TestRank& rank, const Dataset& data, std::size_t
     const auto plan = [&](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
       CHECK(samples.front() == kImages - 1 - (step + ahead) * kBatch * batches);
       const bool injected = step + ahead == nan_step;
-      return DeviceEpoch<double>::Plan{kRate / static_cast<double>(1 + step + ahead), !injected, injected};
+      return DeviceStep{
+          .lr = kRate / static_cast<double>(1 + step + ahead), .as_graph = !injected, .inject_nan = injected};
     };
     REQUIRE((*epoch)->launch_ahead(until_read, plan).has_value());
     CHECK(rank.steps->in_flight() <= most);
@@ -234,6 +241,26 @@ void begin(TestRank& rank, const DeviceStepSettings& settings) {
 }
 
 }  // namespace
+
+TEST_CASE("The GPU measures a step's parts, in a graph too, and the wait for the sums apart") {
+  const Dataset data = images();
+  TestRank rank;
+  TwoEqualRanks ranks;
+  ranks.duration = std::chrono::milliseconds(20);
+  DeviceStepSettings settings;
+  settings.ranks = &ranks;
+  settings.timed = true;
+  REQUIRE(rank.steps->attach(settings).has_value());
+  REQUIRE(rank.steps->take(rank.optimizer).has_value());
+  for (int epoch = 0; epoch < 2; ++epoch) {  // single launches, then graphs
+    train_epoch(rank, data, 1, 1);
+    const auto times = rank.steps->last_times();
+    REQUIRE(times.has_value());
+    CHECK((times->forward > 0 && times->backward > 0 && times->update > 0));
+    CHECK(times->sums >= 0.02);
+  }
+  rank.steps->detach();
+}
 
 TEST_CASE("a GPU trains like the CPU") {
   OptimizerSettings adamw;

@@ -120,7 +120,7 @@ struct SwarmNode {
 };
 
 /// All nodes of a job, on the master's own loop. When output stops moving the last rank fails, once.
-struct Swarm final : remote::RemoteShell {
+struct Swarm final : remote::Transport {
   Swarm(asio::io_context& on, std::size_t count, SwarmEnd how) : loop(on), end(how), still(on), give_up(on) {
     for (std::size_t i = 0; i < count; ++i)
       nodes.push_back(std::make_unique<SwarmNode>(*this, on, i));

@@ -1,5 +1,5 @@
 // A guarded link behind the channel interface of the master.
-#include "launcher/links/join_shell.h"
+#include "launcher/links/join_transport.h"
 
 #include <filesystem>
 

@@ -186,6 +186,7 @@ TEST_CASE("what strangers leave unfinished ends before a larger request of a ran
     strangers.push_back(std::make_unique<RawClient>(server.port()));
     strangers.back()->say(greeting() + RequestBytes(O::kSet).text("s").number(1 << 20).str() +
                           std::string(500'000, 's'));
+    server.wait_until_read();
   }
   RawClient rank(server.port());
   rank.say(greeting() + RequestBytes(O::kSet).text("l").number(2 << 20).str() + std::string(2 << 20, 'l'));
@@ -205,6 +206,7 @@ TEST_CASE("waits take part in the memory that connections may hold") {
       wait.text(std::to_string(i) + '/' + std::to_string(key));
     waiting.push_back(std::make_unique<RawClient>(server.port()));
     waiting.back()->say(greeting() + wait.str());
+    server.wait_until_read();
   }
   CHECK(waiting[0]->closed());
   RawClient good(server.port());

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdio>
+#include <fstream>
 #include <future>
 #include <optional>
 #include <string>
@@ -46,6 +48,16 @@ class StoreServer {
     asio::post(loop_, [&task] { task(); });
     return result.get();
   }
+  /// Blocks until the server has read every byte that clients have sent, also of unfinished requests. Which
+  /// of several connections a busy server reads first is up to the kernel, so a test in which the order
+  /// counts waits in between.
+  void wait_until_read() {
+    // Twice: the rows of the table are read one after the other, and bytes may move from the client's row to
+    // the server's in between. After a first empty table no client has any left to move.
+    while (unread() > 0 || unread() > 0)
+      std::this_thread::yield();
+    on_loop([] {});  // the handler that read the last bytes has returned
+  }
   rendezvous::TcpStoreServer& server() { return *server_; }  // on its thread only
   /// Returns the texts of the callbacks so far, read on the server's thread.
   std::vector<std::string> notes() {
@@ -54,6 +66,23 @@ class StoreServer {
   std::thread::native_handle_type thread() { return thread_.native_handle(); }
 
  private:
+  // Returns the bytes in the kernel's queues to this server, of connections that were not accepted too.
+  unsigned long unread() const {
+    unsigned long queued = 0;
+    for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+      std::ifstream table(path);
+      for (std::string line; std::getline(table, line);) {
+        unsigned local = 0, remote = 0;
+        unsigned long sent = 0, received = 0;
+        if (std::sscanf(line.c_str(), " %*d: %*[0-9A-F]:%x %*[0-9A-F]:%x %*x %lx:%lx", &local, &remote, &sent,
+                        &received) != 4)
+          continue;
+        if (local == port_) queued += received;
+        if (remote == port_) queued += sent;
+      }
+    }
+    return queued;
+  }
   void note(std::string text) { notes_.push_back(std::move(text)); }
 
   asio::io_context loop_{1};

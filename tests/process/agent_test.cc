@@ -125,7 +125,7 @@ class NodeBench {
   Socket near_{loop};
   Socket far_{loop};
   UniqueFd keeper_end_;
-  KeeperLink keeper_{make_keeper(), ::getppid()};
+  KeeperSocket keeper_{make_keeper(), ::getppid()};
   rendezvous::Connection master_{loop.get_executor(), stream_over(far_)};
   bool link_ended_ = false;
   std::optional<Agent> agent_;

@@ -71,7 +71,7 @@ class TreeBench {
     return UniqueFd(ends[1]);
   }
   UniqueFd keeper_;
-  KeeperLink link_{make_socket(), getppid()};
+  KeeperSocket link_{make_socket(), getppid()};
 
  public:
   asio::io_context loop{1};

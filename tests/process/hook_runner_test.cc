@@ -39,7 +39,7 @@ TEST_CASE("events of the journal and their hooks") {
   CHECK(hook_event({.kind = Kind::kAttemptStarted, .attempt = 1}, false) == "restart");
   CHECK(hook_event({.kind = Kind::kAttemptStopping, .failure = true}, false) == "failure");
   CHECK(hook_event({.kind = Kind::kAttemptStopping}, false).empty());
-  CHECK(hook_event({.kind = Kind::kHangFound}, false) == "hang");
+  CHECK(hook_event({.kind = Kind::kHangNamed}, false) == "hang");
   CHECK(hook_event(kLost, false) == "node-lost");
   CHECK(hook_event(kEnded, false) == "end");
   CHECK(hook_event({.kind = Kind::kJobStarted}, false).empty());

@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "launcher/master/master_links.h"
-#include "remote/shells/command_shell.h"
+#include "remote/transports/command_transport.h"
 #include "tests/process/process_probe.h"
 
 namespace ddp::launcher {
@@ -24,7 +24,7 @@ struct SweepBench final : NodeEvents {
     hosts.emplace_back().name = "localhost";
     remote::FanOutOptions options;
     options.argv = {agent, "--stdio"};
-    links = std::make_unique<MasterLinks>(loop, hosts, 1, shell, shell, std::move(options), *this);
+    links = std::make_unique<MasterLinks>(loop, hosts, 1, transport, transport, std::move(options), *this);
   }
   void agent_started(NodeLink&, const remote::StartedAgent&) override {}
   void start_failed(std::size_t, Error) override {}
@@ -44,7 +44,7 @@ struct SweepBench final : NodeEvents {
   }
 
   asio::io_context loop{1};
-  remote::LocalShell shell{loop.get_executor()};
+  remote::LocalTransport transport{loop.get_executor()};
   std::vector<remote::Host> hosts;
   std::unique_ptr<MasterLinks> links;
   std::vector<Answer> answers;

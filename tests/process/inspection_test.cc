@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/tool_run.h"
+#include "launcher/inspection/hang_monitor.h"
 #include "launcher/inspection/process_inspection.h"
 #include "tests/support/catch.h"
 
@@ -278,6 +279,40 @@ std::string asked(const std::string& answer, bool closes = true, std::string* qu
   REQUIRE(result);
   if (question != nullptr) *question = ras.question();
   return *result;
+}
+
+TEST_CASE("a node says whether all its quiet workers report steps") {
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;)
+      pause();
+  }
+  asio::io_context loop(1);
+  std::vector<bool> quiet;
+  std::vector<bool> by_steps;
+  HangMonitor monitor(
+      loop.get_executor(),
+      [&](const rendezvous::Message& message) {
+        quiet.push_back(std::get<rendezvous::Quiet>(message).quiet);
+        by_steps.push_back(std::get<rendezvous::Quiet>(message).by_steps);
+      },
+      [] { return false; });
+  monitor.set_timeout(1s);
+  monitor.begin(0, 1, {});
+  monitor.worker_started(0, {child, ""});
+  const Clock::time_point end = Clock::now() + 20s;
+  while (quiet.empty() && Clock::now() < end)
+    loop.run_one_for(1s);
+  monitor.worker_stepped(0, 7, "");
+  while (quiet.size() < 3 && Clock::now() < end)
+    loop.run_one_for(1s);
+  CHECK(quiet == std::vector{true, false, true});
+  CHECK(by_steps == std::vector{false, true, true});
+  monitor.stop();
+  asio::co_spawn(loop, monitor.idle(), asio::detached);
+  loop.run();
+  kill(child, SIGKILL);
+  CHECK(waitpid(child, nullptr, 0) == child);
 }
 
 TEST_CASE("NCCL is asked in its own protocol") {

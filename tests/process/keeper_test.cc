@@ -51,11 +51,22 @@ Node start(const std::string& agent_mode, const std::string& lease_ms, const std
   return node;
 }
 
+/// The keeper prepares itself beside the agent's start, and opens its signalfd last.
+bool keeper_is_ready(pid_t keeper) {
+  std::error_code error;
+  const std::string fds = "/proc/" + std::to_string(keeper) + "/fd";
+  for (const auto& entry : std::filesystem::directory_iterator(fds, error))
+    if (std::filesystem::read_symlink(entry, error) == "anon_inode:[signalfd]") return true;
+  return false;
+}
+
 void find_agent(Node& node) {
   REQUIRE(wait_until([&node] {  // the worker of a "foreign" agent may be ready before it
     for (const ProcessInfo& info : live_processes_of(node.mark)) {
       const auto parent = read_process(info.parent);
-      if (parent && parent->comm == "ddp-keeper" && info.comm == "process_host") node.agent = info.pid;
+      if (parent && parent->comm == "ddp-keeper" && info.comm == "process_host" &&
+          keeper_is_ready(info.parent))
+        node.agent = info.pid;
     }
     return node.agent > 0;
   }));

@@ -84,7 +84,7 @@ bool start_unwatched(char** words, const char* job) {
   return worker > 0;
 }
 
-int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, const std::string& mode) {
+int serve(launcher::KeeperSocket& link, const launcher::TreeScope& scope, const std::string& mode) {
   sigset_t term;
   sigemptyset(&term);
   for (const int number : {SIGTERM, SIGINT, SIGHUP})
@@ -109,7 +109,7 @@ int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, const st
   }
 }
 
-int report(launcher::KeeperLink& link) {
+int report(launcher::KeeperSocket& link) {
   for (std::string line; std::getline(std::cin, line);) {
     if (line[0] == '+') link.set_cgroup(line.substr(1));
     if (line[0] == '-') link.drop_cgroup(line.substr(1));
@@ -119,7 +119,7 @@ int report(launcher::KeeperLink& link) {
   return 3;
 }
 
-int agent(launcher::KeeperLink& link, char** argv) {
+int agent(launcher::KeeperSocket& link, char** argv) {
   alarm(60);  // an agent that a test forgets must not live forever
   const std::string mode = argv[2];
   const std::chrono::milliseconds lease(std::atoi(argv[3]));
@@ -186,7 +186,7 @@ int main(int argc, char** argv) {
     }
     if ((serve_mode == "foreign" || serve_mode == "report-nobody") && setresuid(65534, 65534, 65534) != 0)
       return 9;
-    return launcher::run_keeper(options, [argv](launcher::KeeperLink& link) { return agent(link, argv); });
+    return launcher::run_keeper(options, [argv](launcher::KeeperSocket& link) { return agent(link, argv); });
   }
   return 2;
 }

@@ -97,7 +97,7 @@ struct SimWorker {
   bool in_round = false;
   int round = 0;
   std::optional<TrainingState> state;
-  // The members of rendezvous/worker_client/worker_link_client.cc.
+  // The members of rendezvous/worker_client/worker_client.cc.
   rendezvous::WorkerLines lines;
   std::deque<rendezvous::AttemptOrder> orders;
   std::optional<std::uint32_t> last;

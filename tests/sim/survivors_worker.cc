@@ -1,5 +1,5 @@
 // The workers of the simulation. They train, and follow the worker protocol as
-// rendezvous/worker_client/worker_link_client and apps/train/training/rejoin do.
+// rendezvous/worker_client/worker_client and apps/train/training/rejoin do.
 #include <algorithm>
 #include <csignal>
 #include <utility>

@@ -14,7 +14,7 @@ namespace ddp::remote::test {
 namespace {
 
 struct Work {
-  RemoteShell& shell;
+  Transport& transport;
   Host host;
   std::vector<std::string> argv;
   std::string input;
@@ -43,7 +43,7 @@ Awaitable<void> read_all(Work& work, Channel::Socket& from, std::string& into) {
 }
 
 Awaitable<void> run_all(asio::io_context& loop, Work& work) {
-  auto opened = co_await work.shell.open(work.host, work.argv, work.deadline);
+  auto opened = co_await work.transport.open(work.host, work.argv, work.deadline);
   if (!opened) {
     work.ran.opened = opened.error();
     work.open_ends = 0;
@@ -73,10 +73,10 @@ std::size_t entries(const std::string& folder) {
 
 }  // namespace
 
-Ran run_command(asio::io_context& loop, RemoteShell& shell, const Host& host, std::vector<std::string> argv,
+Ran run_command(asio::io_context& loop, Transport& transport, const Host& host, std::vector<std::string> argv,
                 std::string input, std::chrono::milliseconds limit) {
   const Deadline deadline = std::chrono::steady_clock::now() + limit;
-  Work work{shell, host, std::move(argv), std::move(input), deadline, {}, {}};
+  Work work{transport, host, std::move(argv), std::move(input), deadline, {}, {}};
   std::exception_ptr broken;
   asio::co_spawn(loop, run_all(loop, work), [&broken](std::exception_ptr error) { broken = error; });
   loop.restart();

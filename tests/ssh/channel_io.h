@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "remote/shells/remote_shell.h"
+#include "remote/transports/transport.h"
 
 namespace ddp::remote::test {
 
@@ -20,7 +20,7 @@ struct Ran {
 
 /// Runs one command to its end: writes `input`, closes the link's write side, reads both streams and awaits
 /// end(). Blocks while it runs `loop`. The test fails if this takes longer than `limit`.
-Ran run_command(asio::io_context& loop, RemoteShell& shell, const Host& host, std::vector<std::string> argv,
+Ran run_command(asio::io_context& loop, Transport& transport, const Host& host, std::vector<std::string> argv,
                 std::string input = {}, std::chrono::milliseconds limit = std::chrono::seconds(20));
 
 Host host_named(const std::string& name);

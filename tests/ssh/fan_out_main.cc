@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "remote/shells/command_shell.h"
-#include "remote/ssh/ssh_shell.h"
+#include "remote/ssh/ssh_transport.h"
+#include "remote/transports/command_transport.h"
 
 using namespace ddp;
 using namespace ddp::remote;
@@ -38,9 +38,9 @@ Awaitable<void> read_all(std::shared_ptr<Channel> channel, bool errors, Totals& 
   }
 }
 
-Awaitable<void> run_one(asio::io_context& loop, RemoteShell& shell, Host host, std::vector<std::string> argv,
-                        Clock::time_point start, Totals& totals) {
-  auto opened = co_await shell.open(std::move(host), std::move(argv), start + std::chrono::seconds(60));
+Awaitable<void> run_one(asio::io_context& loop, Transport& transport, Host host,
+                        std::vector<std::string> argv, Clock::time_point start, Totals& totals) {
+  auto opened = co_await transport.open(std::move(host), std::move(argv), start + std::chrono::seconds(60));
   if (!opened) {
     std::fprintf(stderr, "%s\n", opened.error().text.c_str());
     ++totals.failed;
@@ -76,28 +76,30 @@ int main(int argc, char** argv) {
   const std::vector<std::string> command(argv + 4, argv + argc);
 
   asio::io_context loop(1);
-  std::unique_ptr<RemoteShell> shell;
+  std::unique_ptr<Transport> transport;
   if (kind == "ssh") {
-    SshShellOptions options;
+    SshTransportOptions options;
     options.config = config;
     options.notice = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
-    shell = std::make_unique<SshShell>(loop.get_executor(), options);
+    transport = std::make_unique<SshTransport>(loop.get_executor(), options);
   } else if (kind == "command") {
-    shell = std::make_unique<CommandShell>(loop.get_executor(), CommandShellOptions{{"ssh"}, config, false});
+    transport = std::make_unique<CommandTransport>(loop.get_executor(),
+                                                   CommandTransportOptions{{"ssh"}, config, false});
   } else {
-    shell = std::make_unique<LocalShell>(loop.get_executor());
+    transport = std::make_unique<LocalTransport>(loop.get_executor());
   }
   Totals totals;
   int hosts = 0;
   const auto start = Clock::now();
   for (Host host; list >> host.name; ++hosts) {
-    asio::co_spawn(loop, run_one(loop, *shell, host, command, start, totals), [](std::exception_ptr broken) {
-      if (broken) std::rethrow_exception(broken);
-    });
+    asio::co_spawn(loop, run_one(loop, *transport, host, command, start, totals),
+                   [](std::exception_ptr broken) {
+                     if (broken) std::rethrow_exception(broken);
+                   });
   }
   loop.run();
   const double wall = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-  shell.reset();
+  transport.reset();
   const double own = cpu_ms(RUSAGE_SELF);
   const double children = cpu_ms(RUSAGE_CHILDREN);
   std::printf(

@@ -22,8 +22,8 @@
 #include "base/unique_fd.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/hosts/shell_command.h"
-#include "remote/shells/command_shell.h"
 #include "remote/start/fan_out.h"
+#include "remote/transports/command_transport.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
@@ -62,13 +62,13 @@ class BundleDirectory {
 Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentBundle>& bundle,
                            const std::string& line,
                            std::chrono::milliseconds limit = std::chrono::seconds(20)) {
-  LocalShell shell(loop.get_executor());
+  LocalTransport transport(loop.get_executor());
   FanOutOptions options;
   options.argv = {"/opt/ddplaunchd", "--stdio"};
   options.deadline = std::chrono::steady_clock::now() + limit;
   options.expected = AgentHello{1, "0.1.0"};
   options.bundle = bundle;
-  FanOut fan_out(loop.get_executor(), shell, shell, options);
+  FanOut fan_out(loop.get_executor(), transport, transport, options);
   Host host = host_named("box");
   host.wrapper = {"/bin/sh", "-c", line};
   std::optional<Result<StartedAgent>> started;
@@ -464,11 +464,11 @@ struct StartResult {
 StartResult through_command(asio::io_context& loop, int refusals, const std::string& refusal) {
   char directory[] = "/tmp/ddplaunch-ssh-XXXXXX";
   REQUIRE(::mkdtemp(directory) != nullptr);
-  CommandShell shell(loop.get_executor(), {{fake_ssh(directory, refusals, refusal)}, "", false});
+  CommandTransport transport(loop.get_executor(), {{fake_ssh(directory, refusals, refusal)}, "", false});
   FanOutOptions options;
   options.argv = {"/opt/ddplaunchd", "--stdio"};
   options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  FanOut fan_out(loop.get_executor(), shell, shell, options);
+  FanOut fan_out(loop.get_executor(), transport, transport, options);
   std::optional<Result<StartedAgent>> started;
   asio::co_spawn(loop,
                  fan_out.run({host_named("box")},

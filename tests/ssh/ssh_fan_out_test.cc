@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "remote/shells/command_shell.h"
-#include "remote/ssh/ssh_shell.h"
+#include "remote/ssh/ssh_transport.h"
 #include "remote/start/fan_out.h"
+#include "remote/transports/command_transport.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/ssh/nodes.h"
 #include "tests/support/catch.h"
@@ -48,8 +48,8 @@ struct Fixture {
     options.expected = AgentHello{1, "0.1.0"};
     fan_out = std::make_unique<FanOut>(loop.get_executor(), ssh, local, options);
   }
-  static SshShellOptions options_for(const std::string& config) {
-    SshShellOptions options;
+  static SshTransportOptions options_for(const std::string& config) {
+    SshTransportOptions options;
     options.config = config;
     return options;
   }
@@ -71,8 +71,8 @@ struct Fixture {
   }
 
   asio::io_context loop{1};
-  SshShell ssh;
-  LocalShell local;
+  SshTransport ssh;
+  LocalTransport local;
   std::unique_ptr<FanOut> fan_out;
   Outcomes outcomes;
 };
@@ -191,12 +191,12 @@ TEST_CASE("a host that never greets is given up at the deadline, and its command
 
 TEST_CASE("the ssh program gives the same outcomes, and reports an unreachable host in its own words") {
   asio::io_context loop(1);
-  CommandShell shell(loop.get_executor(), {{"ssh"}, nodes().file("ssh_config"), false});
-  LocalShell local(loop.get_executor());
+  CommandTransport transport(loop.get_executor(), {{"ssh"}, nodes().file("ssh_config"), false});
+  LocalTransport local(loop.get_executor());
   FanOutOptions options;
   options.argv = {kShell, "-c", kAgent};
   options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  FanOut fan_out(loop.get_executor(), shell, local, options);
+  FanOut fan_out(loop.get_executor(), transport, local, options);
   Outcomes outcomes;
   std::vector<Host> list = hosts(3);
   list[1].port = 1;

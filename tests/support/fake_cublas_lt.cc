@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -43,6 +44,12 @@ To* as(Handle handle) {
 
 float as_float(const void* data, cudaDataType_t type, std::size_t at) {
   if (type == CUDA_R_32F) return static_cast<const float*>(data)[at];
+  if (type == CUDA_R_8F_E4M3) {
+    const int bits = static_cast<const std::uint8_t*>(data)[at];
+    const float size =
+        bits % 128 == 0 ? 0 : std::ldexp(1.0f + static_cast<float>(bits % 8) / 8, bits % 128 / 8 - 7);
+    return bits < 128 ? size : -size;
+  }
   return std::bit_cast<float>(std::uint32_t{static_cast<const std::uint16_t*>(data)[at]} << 16);
 }
 
@@ -210,6 +217,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t of, const v
       workspace == nullptr || workspace_size < state.workspace)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (*static_cast<const float*>(alpha) != 1) return CUBLAS_STATUS_INVALID_VALUE;
+  if (first.type == CUDA_R_8F_E4M3 && (!turn_first || turn_second)) return CUBLAS_STATUS_NOT_SUPPORTED;
   for (const void* const matrix : {a, b, static_cast<const void*>(d)}) {
     if (reinterpret_cast<std::uintptr_t>(matrix) % algorithm->data[0] != 0)
       return CUBLAS_STATUS_INVALID_VALUE;

@@ -6,6 +6,7 @@
 //   FAKE_CUDA_CAPABILITY=N  compute capability N.0 (9)
 //   FAKE_CUDA_FAIL=N     the N-th call (from 1) that can fail does
 //   FAKE_CUDA_MIB=N      memory of the GPU (80)
+//   FAKE_CUDA_LATE_MS=N  each launch of a graph comes that much later
 //   FAKE_CUDA_ROOM=FILE  processes with the same file share the GPU and its memory
 // The branches of a graph are as independent as on a GPU. Each launch runs another operation as early as its
 // dependencies allow, and all others as late, so that a missing dependency shows after as many launches as
@@ -22,6 +23,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -53,7 +55,7 @@ using Work = std::function<bool()>;
 [[maybe_unused]] const int g_no_real_library = ::setenv("DDPLAUNCH_CUBLASLT_LIBRARY", "/none", 0);
 
 int g_graphs = 0;
-int g_exchanges = 0;  ///< unfinished work that waits for other ranks, graphs not counted
+std::atomic<int> g_exchanges = 0;  ///< unfinished work that waits for other ranks, graphs not counted
 std::vector<ddp::FakeCudaNode> g_last_graph;
 thread_local cudaError_t t_last_error = cudaSuccess;
 
@@ -136,7 +138,7 @@ Room& room() {
 
 cudaError_t answer() {
   static const int fail_at = number_of("FAKE_CUDA_FAIL", 0);
-  static int calls = 0;
+  static std::atomic<int> calls = 0;
   return ++calls == fail_at ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
@@ -197,6 +199,7 @@ struct CUstream_st {
 struct CUevent_st {
   cudaStream_t stream = nullptr;
   std::shared_ptr<bool> passed = std::make_shared<bool>(true);
+  std::shared_ptr<std::chrono::steady_clock::time_point> at;  ///< when it was passed; null: it is not timed
   std::shared_ptr<FakeCapture> capture;
   std::vector<std::size_t> last;
 };
@@ -405,10 +408,12 @@ cudaError_t cudaFreeHost(void* memory) {
   g_pinned.erase(static_cast<std::byte*>(memory));
   return cudaFree(memory);
 }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   *event = nullptr;
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
   *event = new CUevent_st;
+  if ((flags & cudaEventDisableTiming) == 0)
+    (*event)->at = std::make_shared<std::chrono::steady_clock::time_point>();
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -421,7 +426,23 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->last = stream->last;
   if (stream->capture) return answer();
   event->passed = std::make_shared<bool>(false);
-  stream->add_done([passed = event->passed] { *passed = true; });
+  stream->add_done([passed = event->passed, at = event->at] {
+    if (at) *at = std::chrono::steady_clock::now();
+    *passed = true;
+  });
+  return answer();
+}
+/// An external record is an operation of the captured graph.
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  if ((flags == cudaEventRecordExternal) != (stream->capture != nullptr)) return cudaErrorIllegalState;
+  if (!stream->capture) return cudaEventRecord(event, stream);
+  stream->add_done([at = event->at] { *at = std::chrono::steady_clock::now(); });
+  return answer();
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+  if (!begin->at || !end->at) return cudaErrorInvalidResourceHandle;
+  if (!*begin->passed || !*end->passed) return t_last_error = cudaErrorNotReady;
+  *ms = std::chrono::duration<float, std::milli>(*end->at - *begin->at).count();
   return answer();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
@@ -499,6 +520,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  static const int late = number_of("FAKE_CUDA_LATE_MS", 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(late));
   stream->add(GraphRun(*exec));
   ++exec->launches;
   exec->launched_in = stream;

@@ -10,8 +10,8 @@
 
 namespace ddp {
 
-// The interface of the fake CUDA runtime (fake_cuda.cc) for the fake NCCL and for tests. A test of NCCL alone
-// defines fake_cuda_enqueue(), fake_cuda_is_capturing() and fake_cuda_gpu() for its own streams.
+// The interface of the fake CUDA runtime (fake_cuda.cc) for the fake NCCL and for tests. Threads may be ranks
+// if each uses its own streams and no graphs.
 
 /// Puts work into a stream, or into the graph that it captures.
 cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work);

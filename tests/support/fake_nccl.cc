@@ -6,11 +6,14 @@
 //   FAKE_NCCL_DIR            a folder for its files
 //   FAKE_NCCL_VERSION=N      the version that it reports
 //   FAKE_NCCL_TRANSPORT=p2p  a lost peer stays unnoticed, as inside a node; else an error, as over sockets
-//   FAKE_NCCL_SPOIL=N        the last element of each sum of N bytes is wrong
-//   FAKE_NCCL_INIT=N         each start of a communicator ends with the result N
-//   FAKE_NCCL_REGISTER=0     no memory can be registered
-//   FAKE_NCCL_FAIL_CAPTURED=N  the N-th operation (from 1) that is captured fails, after the graph has got a
-//   part of it
+//   FAKE_NCCL_SPOIL=N        the last element of each sum of N bytes, and of each received message of N
+//   bytes, is wrong on this rank FAKE_NCCL_SPOIL_SENT=N   the last element that this rank gives to an
+//   operation or a message of at least N bytes is wrong FAKE_NCCL_SLOW_US=N      each group of messages of
+//   this rank takes that much longer FAKE_NCCL_INIT=N         each start of a communicator ends with the
+//   result N FAKE_NCCL_REGISTER=0     no memory can be registered FAKE_NCCL_WINDOWS=N      1: windows can be
+//   made; 2: no rank can make one; 3: all but rank 1 can FAKE_NCCL_LOG=TEXT       the first all-reduce
+//   appends the text to the file of NCCL_DEBUG_FILE FAKE_NCCL_FAIL_CAPTURED=N  the N-th operation (from 1)
+//   that is captured fails, after the graph has got a part of it
 //
 // It refuses a rank whose GPU another rank has, unless NCCL_HOSTID differs.
 //
@@ -41,10 +44,11 @@
 namespace {
 
 using ddp::FakeNcclExchange;
+using ddp::FakeNcclMessages;
 using ddp::FakeNcclState;
 
 constexpr int kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7;
-constexpr int kUint64 = 5, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
+constexpr int kUint64 = 5, kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
 
 /// Returns the GPU of the calling thread, with the identity of its host.
 std::string gpu_and_host() {
@@ -125,7 +129,10 @@ class Memory {
 Memory g_memory;
 
 std::size_t size_of(int type) {
-  return type == kFloat64 || type == kUint64 ? 8 : type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1;
+  return type == kFloat64 || type == kUint64     ? 8
+         : type == kFloat32                      ? 4
+         : type == kBfloat16 || type == kFloat16 ? 2
+                                                 : 1;
 }
 
 std::shared_ptr<FakeNcclState> enter(const std::string& name, int size, int rank) {
@@ -142,7 +149,8 @@ std::uint64_t call_of(char kind, std::size_t bytes, int type, int root = 0) {
          static_cast<std::uint64_t>(root) << 8 | static_cast<std::uint64_t>(kind);
 }
 
-int put_into(Comm* comm, cudaStream_t stream, FakeNcclExchange exchange) {
+template <class Exchange>
+int put_into(Comm* comm, cudaStream_t stream, Exchange exchange) {
   if (comm->state->ended) return kInvalidArgument;
   ++comm->state->graphs;
   const std::shared_ptr<void> held(nullptr, [state = comm->state](void*) { --state->graphs; });
@@ -174,12 +182,34 @@ struct Bfloat16 {
     return {static_cast<std::uint16_t>((whole + 0x7fff + (whole >> 16 & 1)) >> 16)};  // rounds to nearest
   }
 };
+/// Exact for normal numbers of few bits, which is enough here.
+struct Float16 {
+  std::uint16_t bits;
+
+  operator float() const {
+    std::uint32_t whole = bits & 0x7fffu;
+    whole = (bits & 0x8000u) << 16 | (whole == 0 ? 0 : (whole << 13) + (112u << 23));
+    float value;
+    std::memcpy(&value, &whole, sizeof value);
+    return value;
+  }
+  static Float16 of(float value) {
+    std::uint32_t whole;
+    std::memcpy(&whole, &value, sizeof whole);
+    const std::uint32_t number = whole & 0x7fffffffu;
+    const std::uint32_t half = number == 0 ? 0 : (number - (112u << 23)) >> 13;
+    return {static_cast<std::uint16_t>((whole >> 16 & 0x8000u) | half)};
+  }
+};
 template <class T>
 T plus(T a, T b) {
   return a + b;
 }
 Bfloat16 plus(Bfloat16 a, Bfloat16 b) {
   return Bfloat16::of(float(a) + float(b));
+}
+Float16 plus(Float16 a, Float16 b) {
+  return Float16::of(float(a) + float(b));
 }
 
 /// Adds each rank's piece to the sum, which only has the elements [first, end) of all.
@@ -199,6 +229,7 @@ FakeNcclExchange::Read adding(void* receive, std::size_t first, std::size_t end)
 
 FakeNcclExchange::Read adding(int type, void* receive, std::size_t first, std::size_t end) {
   if (type == kFloat64) return adding<double>(receive, first, end);
+  if (type == kFloat16) return adding<Float16>(receive, first, end);
   if (type == kBfloat16) return adding<Bfloat16>(receive, first, end);
   return adding<float>(receive, first, end);
 }
@@ -206,7 +237,7 @@ FakeNcclExchange::Read adding(int type, void* receive, std::size_t first, std::s
 /// Runs a reduction of which this rank gets the elements [first, end).
 int reduce(char kind, const void* send, void* receive, std::size_t count, std::size_t first, std::size_t end,
            int type, Comm* comm, cudaStream_t stream) {
-  if (type != kFloat64 && type != kFloat32 && type != kBfloat16) return kInvalidArgument;
+  if (type != kFloat64 && type != kFloat32 && type != kBfloat16 && type != kFloat16) return kInvalidArgument;
   const std::size_t bytes = count * size_of(type);
   const std::size_t wanted = (end - first) * size_of(type);
   return put_into(comm, stream,
@@ -237,6 +268,49 @@ void end(Comm* comm, bool at_once) {
   state.ended = true;
   state.slot.leave();
   delete comm;
+}
+
+/// The messages that the calling thread has put into its group so far.
+struct Group {
+  int depth = 0;
+  Comm* comm = nullptr;
+  cudaStream_t stream = nullptr;
+  std::vector<FakeNcclMessages::Message> messages;
+};
+thread_local Group t_group;
+
+int end_group() {
+  if (--t_group.depth > 0) return kSuccess;
+  const Group group = std::exchange(t_group, {});
+  if (group.comm == nullptr) return kSuccess;
+  return put_into(group.comm, group.stream,
+                  FakeNcclMessages(group.comm->state, group.messages, [](char* data, std::size_t bytes) {
+                    if (is_to_be_spoilt(bytes)) data[bytes - 1] ^= 0x10;
+                  }));
+}
+
+/// As in NCCL, a message outside a group is a group of its own.
+int add_message(const void* data, bool is_sent, std::size_t count, int type, int peer, Comm* comm,
+                cudaStream_t stream) {
+  if (peer < 0 || peer >= comm->state->slot.size() || peer >= ddp::kFakeNcclMostPeers ||
+      comm->state->slot.rank() >= ddp::kFakeNcclMostPeers)
+    return kInvalidArgument;
+  ++t_group.depth;
+  t_group.comm = comm;
+  t_group.stream = stream;
+  t_group.messages.push_back(
+      {is_sent, peer, static_cast<char*>(const_cast<void*>(data)), count * size_of(type)});
+  return end_group();
+}
+
+void write_log_once() {
+  static std::atomic<bool> written = false;
+  const char* const text = std::getenv("FAKE_NCCL_LOG");
+  const char* const path = std::getenv("NCCL_DEBUG_FILE");
+  if (text == nullptr || path == nullptr || written.exchange(true)) return;
+  const int file = ::open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+  (void)!::write(file, text, std::strlen(text));
+  ::close(file);
 }
 
 }  // namespace
@@ -360,9 +434,15 @@ int ncclCommWindowRegister(Comm* comm, void* memory, std::size_t bytes, void** w
   *window = nullptr;
   const int windows = number_of("FAKE_NCCL_WINDOWS", 0);
   if (windows == 0) return kSuccess;
-  if (windows == 2) return kSystemError;
+  if (windows == 2 || (windows == 3 && comm->state->slot.rank() == 1)) return kSystemError;
   if (flags != 1 || reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0)
     return Memory::problem("a window that is not symmetric, or not on a border");
+  if (windows == 3) {
+    g_memory.count(memory, 1);
+    comm->windows.insert(memory);
+    *window = memory;
+    return kSuccess;
+  }
   static const char nothing = 0;
   comm->job = std::make_unique<FakeNcclExchange>(
       comm->state, call_of('w', bytes, flags), &nothing, 0, [](int, std::size_t, const char*, std::size_t) {},
@@ -384,6 +464,7 @@ int ncclCommWindowDeregister(Comm* comm, void* window) {
 }
 int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, Comm* comm,
                   cudaStream_t stream) {
+  write_log_once();
   return reduce('r', send, receive, count, 0, count, type, comm, stream);
 }
 int ncclReduceScatter(const void* send, void* receive, std::size_t each, int type, int, Comm* comm,
@@ -410,6 +491,20 @@ int ncclAllGather(const void* send, void* receive, std::size_t count, int type, 
                                      const std::size_t place = static_cast<std::size_t>(rank) * each + offset;
                                      std::memcpy(static_cast<char*>(receive) + place, data, bytes);
                                    }));
+}
+
+int ncclGroupStart() {
+  ++t_group.depth;
+  return kSuccess;
+}
+int ncclGroupEnd() {
+  return t_group.depth == 0 ? kInvalidUsage : end_group();
+}
+int ncclSend(const void* data, std::size_t count, int type, int peer, Comm* comm, cudaStream_t stream) {
+  return add_message(data, true, count, type, peer, comm, stream);
+}
+int ncclRecv(void* data, std::size_t count, int type, int peer, Comm* comm, cudaStream_t stream) {
+  return add_message(data, false, count, type, peer, comm, stream);
 }
 
 }  // extern "C"

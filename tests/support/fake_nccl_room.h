@@ -14,6 +14,8 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "fake_nccl.h"
 
@@ -23,6 +25,15 @@ namespace ddp {
 
 constexpr int kFakeNcclMostRanks = 160;
 constexpr std::size_t kFakeNcclSlot = 1 << 20;
+constexpr int kFakeNcclMostPeers = 16;  ///< ranks that send to each other
+constexpr std::size_t kFakeNcclPiece = 64 << 10;
+
+/// What one rank sends to another, a piece at a time.
+struct FakeNcclMail {
+  std::atomic<std::uint64_t> sent, taken;  ///< pieces
+  std::size_t bytes;                       ///< of the whole message
+  char data[kFakeNcclPiece];
+};
 
 /// A file that all ranks of a communicator map. It is sparse.
 struct FakeNcclRoom {
@@ -30,6 +41,7 @@ struct FakeNcclRoom {
   std::atomic<std::uint64_t> posted[kFakeNcclMostRanks], taken[kFakeNcclMostRanks];
   std::atomic<std::uint64_t> called[kFakeNcclMostRanks];  ///< the operation of the posted round
   char data[kFakeNcclMostRanks][kFakeNcclSlot];
+  FakeNcclMail mail[kFakeNcclMostPeers][kFakeNcclMostPeers];  ///< from, to
 };
 
 /// One rank's slot in a room. The rank holds a file lock until leave() or destruction. The lock also ends
@@ -101,7 +113,20 @@ struct FakeNcclState {
   std::atomic<int> error = 0;  ///< error of its operations
   std::atomic<bool> ended = false;
   std::atomic<int> graphs = 0;  ///< captured operations, which hold the communicator
+
+  /// NCCL notices a lost peer over sockets, but not over transports inside a node.
+  void notice_loss(int rank) {
+    const int remote_error = fake_nccl_settings()->remote_error;
+    if (remote_error != 0 && slot.is_lost(rank)) error = remote_error;
+  }
 };
+
+/// Makes the last byte of a piece wrong, if it is the end of something of `bytes` and the fault is wanted.
+inline void fake_nccl_spoil_sent(char* piece, std::size_t size, bool is_last, std::size_t bytes) {
+  static const char* const least = std::getenv("FAKE_NCCL_SPOIL_SENT");
+  if (least != nullptr && is_last && size != 0 && bytes >= static_cast<std::size_t>(std::atoll(least)))
+    piece[size - 1] ^= 0x10;
+}
 
 /// One operation: all ranks give `bytes` each, a piece at a time, and each rank reads what it needs. The
 /// operation is polled. Each copy that has not begun can run on its own, as graphs need.
@@ -149,20 +174,15 @@ class FakeNcclExchange {
   bool is_hanging() {
     if ((call_ & 0xff) != 'r' || !fake_nccl_settings()->all_reduces_hang) return false;
     for (int other = 0; other < state_->slot.size(); ++other)
-      notice_loss(other);
+      state_->notice_loss(other);
     return true;
-  }
-
-  /// NCCL notices a lost peer over sockets, but not over transports inside a node.
-  void notice_loss(int rank) {
-    const int error = fake_nccl_settings()->remote_error;
-    if (error != 0 && state_->slot.is_lost(rank)) state_->error = error;
   }
 
   void post(FakeNcclRoom& room) {
     round_ = ++state_->rounds;
     piece_ = std::min(kFakeNcclSlot, bytes_ - offset_);
     if (piece_ != 0) std::memcpy(room.data[rank()], mine_ + offset_, piece_);
+    fake_nccl_spoil_sent(room.data[rank()], piece_, offset_ + piece_ == bytes_, bytes_);
     room.called[rank()] = call_;
     room.posted[rank()] = round_;
     phase_ = Phase::kRead;
@@ -185,7 +205,7 @@ class FakeNcclExchange {
     for (int rank = 0; rank < state_->slot.size(); ++rank) {
       if (rounds[rank] >= round_) continue;
       if (state_->slot.is_lost(rank) && rounds[rank] < round_)  // it may have done its part before
-        notice_loss(rank);
+        state_->notice_loss(rank);
       // Callers poll without a pause, and the ranks that they wait for have no processor of their own.
       std::this_thread::sleep_for(std::chrono::microseconds(50));
       return false;
@@ -202,6 +222,66 @@ class FakeNcclExchange {
   Phase phase_ = Phase::kPost;
   std::uint64_t round_ = 0;
   std::size_t offset_ = 0, piece_ = 0;
+};
+
+/// The messages of one group of one rank. Polled and copied as FakeNcclExchange.
+class FakeNcclMessages {
+ public:
+  struct Message {
+    bool is_sent = false;
+    int peer = 0;
+    char* data = nullptr;
+    std::size_t bytes = 0, done = 0;
+  };
+  /// `received` is called for each received message.
+  FakeNcclMessages(std::shared_ptr<FakeNcclState> state, std::vector<Message> messages,
+                   void (*received)(char* data, std::size_t bytes))
+      : state_(std::move(state)), messages_(std::move(messages)), received_(received) {}
+
+  bool operator()() {
+    if (state_->ended || state_->error != 0) return state_->ended;
+    static const char* const slow = std::getenv("FAKE_NCCL_SLOW_US");
+    if (slow != nullptr && !std::exchange(has_begun_, true))
+      std::this_thread::sleep_for(std::chrono::microseconds(std::atoi(slow)));
+    bool is_done = true;
+    for (Message& message : messages_) {
+      while (message.done < message.bytes && move(message)) {
+      }
+      if (message.done == message.bytes) continue;
+      is_done = false;
+      state_->notice_loss(message.peer);
+    }
+    if (!is_done) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return is_done;
+  }
+
+ private:
+  /// Returns whether a piece was sent or received.
+  bool move(Message& message) {
+    const int rank = state_->slot.rank(), from = message.is_sent ? rank : message.peer;
+    FakeNcclMail& mail = state_->slot.room()->mail[from][message.is_sent ? message.peer : rank];
+    if (message.is_sent != (mail.sent == mail.taken)) return false;
+    const std::size_t piece = std::min(kFakeNcclPiece, message.bytes - message.done);
+    if (message.is_sent) {
+      mail.bytes = message.bytes;
+      std::memcpy(mail.data, message.data + message.done, piece);
+      fake_nccl_spoil_sent(mail.data, piece, message.done + piece == message.bytes, message.bytes);
+    } else if (mail.bytes != message.bytes) {
+      state_->error = FakeNcclState::kInvalidUsage;
+      return false;
+    } else {
+      std::memcpy(message.data + message.done, mail.data, piece);
+    }
+    message.done += piece;
+    ++(message.is_sent ? mail.sent : mail.taken);
+    if (!message.is_sent && message.done == message.bytes) received_(message.data, message.bytes);
+    return true;
+  }
+
+  std::shared_ptr<FakeNcclState> state_;
+  std::vector<Message> messages_;
+  void (*received_)(char* data, std::size_t bytes);
+  bool has_begun_ = false;
 };
 
 }  // namespace ddp

@@ -5,7 +5,7 @@ usage: gather_tests.py BUILD_DIR release [asan-ubsan] [tsan]
 
 Writes BUILD_DIR/all-tests/CTestTestfile.cmake. Each entry appends its wall and CPU time to entries.tsv there, which is emptied
 here (measured_entry.py). Tests of the release build keep their names. Tests of another build get its
-name as a prefix ("tsan.ssh_shell") and as a label. From the tsan build only tests with the label "threads" are taken, since a
+name as a prefix ("tsan.ssh_transport") and as a label. From the tsan build only tests with the label "threads" are taken, since a
 test without threads gives ThreadSanitizer nothing to find.
 """
 import functools

@@ -120,7 +120,13 @@ class LaunchTest(unittest.TestCase):
 
     def finish(self, process, timeout=60, began=None):
         began = began or time.monotonic()
-        out, err = process.communicate(timeout=timeout)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as late:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                stacks = subprocess.run([DDPLAUNCH, "stacks", self.job], capture_output=True, text=True, env=self.env, timeout=60)
+                late.add_note(f"its processes, by ddplaunch stacks:\n{stacks.stdout}{stacks.stderr}")
+            raise
         outcome = Outcome(process.returncode, out, err, time.monotonic() - began)
         self.assert_nothing_left()
         return outcome

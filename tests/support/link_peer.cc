@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "base/program.h"
-#include "launcher/links/join_shell.h"
+#include "launcher/links/join_transport.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/link/connection.h"
 #include "tests/support/resolve_address.h"
@@ -79,7 +79,7 @@ Awaitable<> show_answer(rendezvous::Connection* link) {
   }
 }
 
-Awaitable<> be_master(Peer* self, launcher::JoinShell* shell) {
+Awaitable<> be_master(Peer* self, launcher::JoinTransport* shell) {
   remote::Host host;
   host.name = "node1";
   std::vector<std::string> argv;
@@ -153,17 +153,17 @@ int main(int argc, char** argv) {
   peer.token = rendezvous::take_token_from_environment().value();
   peer.port = static_cast<std::uint16_t>(std::atoi(argv[2]));
   peer.job = argv[3];
-  std::unique_ptr<launcher::JoinShell> shell;
+  std::unique_ptr<launcher::JoinTransport> shell;
   if (role == "master") {
     peer.script = argv[4];
     peer.order = argv[5];
-    launcher::JoinShell::Options options;
+    launcher::JoinTransport::Options options;
     options.port.listener = rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, peer.port).value();
     options.port.token = std::move(peer.token);
     options.port.job = peer.job;
     options.terms = {2, static_cast<int>(rendezvous::kProtocolVersion), std::string(version()),
                      peer.order == "leave" ? peer.script : peer.job};
-    shell = launcher::JoinShell::make(peer.loop.get_executor(), std::move(options)).value();
+    shell = launcher::JoinTransport::make(peer.loop.get_executor(), std::move(options)).value();
     asio::co_spawn(peer.loop, be_master(&peer, shell.get()), [&peer](const std::exception_ptr& failure) {
       rethrow(failure);
       peer.loop.stop();

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/control/control_socket.h"
@@ -19,6 +21,7 @@ namespace {
 
 /// The bytes of short_attempts.txt that are read at a time. The files of an attempt have 64 KiB at most.
 constexpr std::size_t kPartBytes = 4u << 20;
+constexpr std::size_t kTimesBytes = 32u << 20;
 
 /// Reads "==> attempt_7/rank_00000.stderr, 512 bytes <==". `size`: the number in it.
 std::optional<LogKey> key_of_head(std::string_view line, std::size_t& size) {
@@ -79,6 +82,31 @@ std::vector<ShortLog> read_short_attempts(const std::string& directory, std::uin
     if (at == 0) return logs;
     read += at;
   }
+}
+
+using std::chrono::milliseconds;
+
+std::map<std::string, FileTimes> file_times(const std::string& attempt_directory) {
+  std::map<std::string, FileTimes> times;
+  for (const char* name : {"/times.txt.1", "/times.txt"}) {
+    std::istringstream lines(read_start(attempt_directory + name, kTimesBytes, O_NONBLOCK));
+    std::int64_t time = 0;
+    std::string file;
+    std::uint64_t size = 0;
+    while (lines >> time >> file >> size)
+      times[file][size] = milliseconds(time);
+  }
+  return times;
+}
+
+std::optional<milliseconds> file_made(int fd, const FileTimes& times) {
+  struct statx found {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_BTIME | STATX_MTIME, &found) != 0) return {};
+  const auto time_of = [](const statx_timestamp& time) {
+    return milliseconds(time.tv_sec * 1000 + time.tv_nsec / 1'000'000);
+  };
+  if ((found.stx_mask & STATX_BTIME) != 0) return time_of(found.stx_btime);
+  return times.empty() ? time_of(found.stx_mtime) : times.begin()->second;
 }
 
 namespace {
@@ -155,6 +183,7 @@ std::string event_text(const std::string& line) {
                                                               : "";
   };
   std::string name = text("event");
+  if (name == "sample") return "";
   std::replace(name.begin(), name.end(), '_', ' ');
   const std::string attempt = number("attempt").empty() ? "" : "attempt " + number("attempt");
   std::string shown = name.starts_with("attempt ") ? attempt + name.substr(7)

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <compare>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,15 @@ struct ShortLog {
 /// Returns the files that were moved there behind the byte `read`, and moves `read` behind them. Blocks.
 std::vector<ShortLog> read_short_attempts(const std::string& directory, std::uint64_t& read);
 
+/// When a file of output had a size: the bytes behind it were written then, or at most kFileTimeMargin later.
+using FileTimes = std::map<std::uint64_t, std::chrono::milliseconds>;
+/// The precision of the times in times.txt, and how far the clock of a disk may be behind.
+inline constexpr std::chrono::milliseconds kFileTimeMargin{10'000};
+/// Returns the times of each file of an attempt, by its name, from times.txt. Blocks.
+std::map<std::string, FileTimes> file_times(const std::string& attempt_directory);
+/// Returns when the file's first byte was written. A file system may not know; then the first times count.
+std::optional<std::chrono::milliseconds> file_made(int fd, const FileTimes& times);
+
 /// Reads the events that a job adds to its journal (docs/users/journal.md): from now on, or `from_begin` of
 /// the present file. Blocks on the disk.
 class JournalTail {
@@ -61,7 +71,8 @@ Result<std::string> ask_running_job(const launcher::JobEntry& job, const std::st
                                     const std::string& target, std::chrono::milliseconds time,
                                     const std::string& body = {});
 
-/// Returns an event for people: "attempt 1: rank exited, gpu02, rank 5: exited 3". Empty: it is none.
+/// Returns an event for people: "attempt 1: rank exited, gpu02, rank 5: exited 3". Empty: it is none, or a
+/// sample.
 std::string event_text(const std::string& line);
 
 /// Writes to standard output at once. Returns whether that took it; the verb ends with the first error.

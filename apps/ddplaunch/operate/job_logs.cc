@@ -50,20 +50,14 @@ constexpr std::size_t kLongLine = 1u << 20;
 constexpr std::size_t kJournalBytes = 32u << 20;
 
 constexpr std::size_t kOneWrite = 64u << 10;
-/// The precision of the times in times.txt, and how far the clock of a disk may be behind.
-constexpr milliseconds kTimeMargin{10'000};
 /// Of the time at which a new line is read.
 constexpr milliseconds kReadMargin{1'000};
-constexpr std::size_t kTimesBytes = 32u << 20;
 /// How far behind the last one the time of a line is searched in lines.jsonl.
 constexpr std::size_t kLinesAhead = 1000;
 /// How often the state of a bar is a line, where bars cannot be drawn.
 constexpr std::chrono::seconds kBarEvery{10};
 
 volatile sig_atomic_t interrupted = 0;
-
-/// When a file had a size: the bytes behind it were written then, or at most kTimeMargin later.
-using Times = std::map<std::uint64_t, milliseconds>;
 
 /// When a line was written: then, or at most `margin` later.
 struct LineTime {
@@ -108,7 +102,7 @@ struct LogFile {
   UniqueFd fd;             ///< none: `text` has all of it
   std::string text;        ///< what was not printed yet
   std::uint64_t read = 0;  ///< bytes of the file, with those that were skipped
-  Times times;
+  FileTimes times;
   std::optional<milliseconds> made;  ///< of the file's first byte; unset: unknown
   bool at_end = false;               ///< all that was there at the start was read
   int quiet = 0;                     ///< looks without a new byte
@@ -120,37 +114,12 @@ milliseconds wall_clock() {
   return duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
 }
 
-/// Returns the times of each file of an attempt, by its name.
-std::map<std::string, Times> times_of(const fs::path& attempt) {
-  std::map<std::string, Times> times;
-  for (const char* name : {"times.txt.1", "times.txt"}) {
-    std::istringstream lines(read_start((attempt / name).string(), kTimesBytes, O_NONBLOCK));
-    std::int64_t time = 0;
-    std::string file;
-    std::uint64_t size = 0;
-    while (lines >> time >> file >> size)
-      times[file][size] = milliseconds(time);
-  }
-  return times;
-}
-
-/// Returns when the file's first byte was written. A file system may not know; then the first times count.
-std::optional<milliseconds> time_made(int fd, const Times& times) {
-  struct statx found {};
-  if (::statx(fd, "", AT_EMPTY_PATH, STATX_BTIME | STATX_MTIME, &found) != 0) return {};
-  const auto time_of = [](const statx_timestamp& time) {
-    return milliseconds(time.tv_sec * 1000 + time.tv_nsec / 1'000'000);
-  };
-  if ((found.stx_mask & STATX_BTIME) != 0) return time_of(found.stx_btime);
-  return times.empty() ? time_of(found.stx_mtime) : times.begin()->second;
-}
-
 /// Returns when the bytes that are read next were written.
 std::optional<LineTime> time_of_next(const LogFile& file) {
   if (file.at_end) return LineTime{wall_clock(), kReadMargin};
   const auto next = file.times.upper_bound(file.read);
   const auto time = next == file.times.begin() ? file.made : std::prev(next)->second;
-  return time ? std::optional(LineTime{*time, kTimeMargin}) : std::nullopt;
+  return time ? std::optional(LineTime{*time, kFileTimeMargin}) : std::nullopt;
 }
 
 /// Goes to the beginning of the line that has the byte at `offset`.
@@ -354,7 +323,8 @@ class LogPrinter {
       if (!attempt) continue;
       const bool exact = has_exact_times(*attempt, directory);
       const bool first = !looked_ && options_.since.has_value();
-      const auto times = first || wants_times_ ? times_of(directory) : std::map<std::string, Times>();
+      const auto times =
+          first || wants_times_ ? file_times(directory.string()) : std::map<std::string, FileTimes>();
       for (const fs::path& path : list_directory(directory)) {
         const std::string file_name = path.filename().string();
         const auto key = key_of(*attempt, file_name);
@@ -364,7 +334,7 @@ class LogPrinter {
         if (!fd) continue;
         LogFile& file = add_file(*key);
         if (const auto found = times.find(file_name); found != times.end()) file.times = found->second;
-        if (wants_times_) file.made = time_made(fd.get(), file.times);
+        if (wants_times_) file.made = file_made(fd.get(), file.times);
         if (!looked_ && options_.attach) {
           ::lseek(fd.get(), 0, SEEK_END);
           file.at_end = true;
@@ -399,7 +369,7 @@ class LogPrinter {
       found = timed_.emplace(attempt, TimedLines{std::move(fd), "", {}}).first;
     }
     // A file is read from a byte that was written up to two margins before.
-    read_times(found->second, options_.since ? *options_.since - 3 * kTimeMargin : milliseconds(0));
+    read_times(found->second, options_.since ? *options_.since - 3 * kFileTimeMargin : milliseconds(0));
     return true;
   }
 
@@ -429,14 +399,14 @@ class LogPrinter {
   }
 
   /// Goes to the first line that may have been written after --since.
-  void skip_old(int fd, const Times& times) const {
+  void skip_old(int fd, const FileTimes& times) const {
     struct stat status {};
     const bool known = ::fstat(fd, &status) == 0;
     const std::chrono::seconds changed(status.st_mtim.tv_sec);
     std::optional<std::uint64_t> size;
     for (const auto& [at, time] : times)
       if (time <= *options_.since) size = at;
-    if (known && changed + kTimeMargin < *options_.since)
+    if (known && changed + kFileTimeMargin < *options_.since)
       ::lseek(fd, 0, SEEK_END);
     else if (size)
       seek_line(fd, *size);
@@ -532,8 +502,11 @@ class LogPrinter {
   void print_line(const KeptLine& line) {
     const LogKey& key = *line.key;
     if (options_.json) {
-      OrderedJson json{
-          {"attempt", key.attempt}, {"rank", key.rank}, {"stream", key.stream}, {"line", line.text}};
+      OrderedJson json{{"format", 1},
+                       {"attempt", key.attempt},
+                       {"rank", key.rank},
+                       {"stream", key.stream},
+                       {"line", line.text}};
       if (options_.timestamps) {
         json["time"] = line.time ? OrderedJson(time_text(line)) : OrderedJson();
         json["time_margin_s"] =

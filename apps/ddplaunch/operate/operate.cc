@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -17,11 +18,14 @@
 #include <variant>
 
 #include "apps/ddplaunch/operate/job_files.h"
+#include "apps/ddplaunch/operate/mcp.h"
 #include "apps/ddplaunch/operate/page_server.h"
+#include "apps/ddplaunch/operate/top.h"
+#include "apps/ddplaunch/operate/top_view.h"
 #include "apps/options/option_table.h"
 #include "base/files.h"
+#include "base/program.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "launcher/control/control_socket.h"
 #include "launcher/control/job_registry.h"
 #include "launcher/keeper/process_table.h"
@@ -57,6 +61,7 @@ constexpr std::chrono::milliseconds kWatchEvery{500};
 /// The last steps of a ddplaunch whose report is written.
 constexpr std::chrono::milliseconds kLastStep{2'000};
 constexpr std::size_t kCommandWidth = 40;
+constexpr std::size_t kFailureRows = 30;  ///< of a failure that ended a job, on a terminal
 /// Of a verb that needs a running job, as `systemctl status` and init scripts say "not running".
 constexpr int kHadEnded = 3;
 
@@ -87,9 +92,27 @@ OrderedJson live_status(const JobEntry& job, std::chrono::milliseconds time, Err
   return {};
 }
 
+/// Returns the root cause of a report with the keys of a running job's `failure`.
+OrderedJson failure_of(OrderedJson cause) {
+  OrderedJson failure = OrderedJson::object();
+  for (const char* const key : {"text", "host", "rank", "attempt", "exception", "out_of_memory", "xid",
+                                "waited_for", "hint", "stderr_tail"})
+    failure[key] = cause[key];
+  if (const OrderedJson& exception = cause["exception"]; exception.is_object()) {
+    const std::string type = exception.value("type", ""), message = exception.value("message", "");
+    failure["exception"] = type + (type.empty() ? "" : ": ") + message;
+  }
+  std::string xids;
+  for (const OrderedJson& line : cause["xid"])
+    if (line.is_string()) xids += (xids.empty() ? "" : "\n") + line.get<std::string>();
+  failure["xid"] = xids.empty() ? OrderedJson() : OrderedJson(xids);
+  return failure;
+}
+
 /// Returns the same keys for each job. `live`: live_status; null: the job does not run, or does not answer.
 OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJson& live = {}) {
-  OrderedJson json{{"job", job.job},
+  OrderedJson json{{"format", 1},
+                   {"job", job.job},
                    {"run", job.name},
                    {"state", state_name(state.kind)},
                    {"exit_code", state.exit_code ? OrderedJson(*state.exit_code) : OrderedJson()},
@@ -101,12 +124,18 @@ OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJs
                    {"pid", job.pid},
                    {"directory", job.directory},
                    {"command", job.command}};
-  for (const char* const key : {"age_s", "world_size", "attempt", "restarts", "max_restarts", "output_bytes",
-                                "step", "step_s", "step_age_s", "loss", "goodput"})
+  for (const char* const key :
+       {"age_s", "world_size", "attempt", "restarts", "max_restarts", "output_bytes", "step", "step_s",
+        "step_age_s", "loss", "goodput", "usage", "failure", "hang"})
     json[key] = OrderedJson();
   json["warnings"] = OrderedJson::array();
   json["nodes"] = OrderedJson::array();
   if (live.is_object()) json.update(live);
+  if (state.kind == Kind::kCrashed) {
+    const OrderedJson sample = launcher::last_sample(job.directory);
+    for (const char* const key : {"attempt", "step", "step_s", "loss", "goodput"})
+      if (sample.is_object() && sample.contains(key)) json[key] = sample[key];
+  }
   if (state.kind != Kind::kEnded) return json;
   // Of a job whose disk was full, the journal alone may know the end: its report is empty.
   OrderedJson report = launcher::read_report(job.directory);
@@ -115,6 +144,8 @@ OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJs
   for (const char* const key : {"step", "step_s", "loss", "goodput"})
     json[key] = report[key];
   if (report["warnings"].is_array()) json["warnings"] = report["warnings"];
+  json["hang"] = report["hang"];
+  if (report["root_cause"].is_object()) json["failure"] = failure_of(report["root_cause"]);
   OrderedJson of_job = report["job"].is_object() ? report["job"] : OrderedJson::object();
   json["world_size"] = of_job["world_size"];
   if (of_job["attempts"].is_number_unsigned() && of_job["attempts"] > 0)
@@ -134,6 +165,13 @@ std::string age_text(const JobEntry& job) {
   return started ? format_elapsed(std::max(now - *started, milliseconds(0))) : "-";
 }
 
+/// Returns job_json of a job in a list, which waits for it only a second.
+OrderedJson listed_json(const JobEntry& job, const RunState& state) {
+  Error ignored{};
+  return job_json(job, state,
+                  state.kind == Kind::kRunning ? live_status(job, kListTime, ignored) : OrderedJson());
+}
+
 int list_jobs(const OperateOptions& options, const std::vector<JobEntry>& jobs) {
   TextTable table;
   table.add({"JOB", "STATE", "RANKS", "STEP", "AGE", "ENDED", "COMMAND"});
@@ -143,15 +181,15 @@ int list_jobs(const OperateOptions& options, const std::vector<JobEntry>& jobs) 
     const bool over = state.kind == Kind::kEnded || state.kind == Kind::kDeleted || !job->cleaned.empty();
     if (!options.all && over) continue;
     const bool running = state.kind == Kind::kRunning;
-    Error ignored{};
-    list.push_back(job_json(*job, state, running ? live_status(*job, kListTime, ignored) : OrderedJson()));
+    list.push_back(listed_json(*job, state));
     const OrderedJson& json = list.back();
     table.add({one_line(job->job), one_line(running ? json.value("state", "") : state_text(*job, state)),
                number_text(json["world_size"]), number_text(json["step"]), age_text(*job),
                json["ended"].is_string() ? one_line(json["ended"].get<std::string>()) : "-",
                one_line(job->command.substr(0, kCommandWidth))});
   }
-  print(options.json ? list.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n' : table.text());
+  const OrderedJson json{{"format", 1}, {"jobs", std::move(list)}};
+  print(options.json ? json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n' : table.text());
   return 0;
 }
 
@@ -196,6 +234,23 @@ std::string progress_text(OrderedJson status) {
   return text;
 }
 
+/// Returns a verdict (hang_json) as lines: its text, and what it rests on.
+std::string hang_text(OrderedJson verdict) {
+  std::string text = "  " + one_line(verdict.value("text", "")) +
+                     " (confidence: " + one_line(verdict.value("confidence", "")) + ")\n";
+  std::string last;
+  for (const OrderedJson& witness : verdict["witnesses"]) {
+    const std::string source = one_line(witness.value("source", ""));
+    const std::string line = one_line(witness.value("text", ""));
+    if (line != one_line(verdict.value("text", "")))
+      text += "    " + (source == last ? "" : source + ": ") + line + '\n';
+    last = source;
+  }
+  if (verdict["files"].is_string())
+    text += "    files: " + one_line(verdict["files"].get<std::string>()) + '\n';
+  return text;
+}
+
 std::string status_text(OrderedJson status) {
   const std::chrono::milliseconds age(static_cast<std::int64_t>(1000 * status.value("age_s", 0.0)));
   std::string text = "job " + status.value("job", "") + ": " + status.value("state", "") + ", started " +
@@ -213,6 +268,8 @@ std::string status_text(OrderedJson status) {
     text += ", restart " + std::to_string(status.value("restarts", 0)) + " of " +
             std::to_string(status.value("max_restarts", 0));
   }
+  if (status["hang"].is_object())
+    text += '\n' + hang_text(status["hang"]).substr(0, hang_text(status["hang"]).find('\n'));
   if (status["why"].is_string()) text += "\n  " + status["why"].get<std::string>();
   text += "\n  files in " + status.value("directory", "") + '\n' + warnings_text(status);
   TextTable table;
@@ -228,61 +285,53 @@ std::string status_text(OrderedJson status) {
   return text + table.text();
 }
 
-/// Prints the state once, or on a terminal with --watch draws it in place of the last one. Returns the text
-/// without what changes with the time alone.
-Result<std::string> show_status(const OperateOptions& options, const JobEntry& job, const std::string& last,
-                                launcher::TerminalView* view = nullptr) {
+/// Returns how a job stands that does not run. `state`: its state.
+std::string ended_text(const JobEntry& job, const RunState& state) {
+  OrderedJson json = job_json(job, state);
+  std::string text =
+      "job " + job.job + ": " + state_text(job, state) + (state.why.empty() ? "" : ": " + state.why);
+  if (const std::string progress = progress_text(json); !progress.empty())
+    text += (state.kind == Kind::kCrashed ? "\n  last known: " : "\n  ") + progress.substr(2);
+  return text + "\n  files in " + job.directory +
+         (state.kind == Kind::kEnded ? ", its end in report.json\n" : "\n") + warnings_text(json);
+}
+
+/// Prints the state if it has changed. Returns it without what changes with the time alone.
+Result<std::string> show_status(const OperateOptions& options, const JobEntry& job, const std::string& last) {
   const RunState state = state_of(job);
   if (state.kind != Kind::kRunning) {
-    const OrderedJson json = job_json(job, state);
-    std::string text =
-        "job " + job.job + ": " + state_text(job, state) + (state.why.empty() ? "" : ": " + state.why);
-    if (const std::string progress = progress_text(json); !progress.empty())
-      text += "\n  " + progress.substr(2);
-    text += "\n  files in " + job.directory +
-            (state.kind == Kind::kEnded ? ", its end in report.json\n" : "\n") + warnings_text(json);
-    if (options.json) text = dump(json);
-    if (text != last)
-      print(view != nullptr ? view->draw(text, {}, launcher::terminal_size(STDOUT_FILENO)) : text);
+    std::string text = options.json ? dump(job_json(job, state)) : ended_text(job, state);
+    if (text != last) print(text);
     return text;
   }
   Error error{};
   const OrderedJson status = live_status(job, kAnswerTime, error);
   if (status.is_null()) return error;
   OrderedJson key = status;
-  for (const char* const moves : {"age_s", "output_bytes", "step", "step_s", "step_age_s", "loss", "goodput"})
+  for (const char* const moves :
+       {"age_s", "output_bytes", "step", "step_s", "step_age_s", "loss", "goodput", "usage"})
     key.erase(moves);
-  for (OrderedJson& node : key["nodes"]) {
-    node.erase("step");
-    node.erase("steps");
-    node.erase("losses");
-    node.erase("phases");
-    node.erase("step_seconds");
-  }
-  if (view != nullptr) {
-    std::vector<launcher::LiveRow> rows;
-    std::istringstream lines(status_text(status));
-    for (std::string line; std::getline(lines, line);)
-      rows.push_back({line, ""});
-    print(view->draw("", rows, launcher::terminal_size(STDOUT_FILENO)));
-  } else if (key.dump() != last)
-    print(options.json ? dump(job_json(job, state, status)) : status_text(status));
+  for (OrderedJson& node : key["nodes"])
+    for (const char* const moves :
+         {"silence_s", "step", "steps", "losses", "phases", "step_seconds", "usage"})
+      node.erase(moves);
+  if (key.dump() != last) print(options.json ? dump(job_json(job, state, status)) : status_text(status));
   return key.dump();
 }
 
+int top(const OperateOptions& options, const JobEntry& job);
+
 int status(const OperateOptions& options, const JobEntry& job) {
+  if (options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1) return top(options, job);
   if (options.watch && state_of(job).kind == Kind::kElsewhere)
     return fail({ErrorCode::kUsage, out_of_reach(job, state_of(job), Verb::kStatus)});
   std::string last;
-  launcher::TerminalView drawn(launcher::terminal_reflows());
-  launcher::TerminalView* const view =
-      options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1 ? &drawn : nullptr;
   for (;;) {
-    auto shown = show_status(options, job, last, view);
+    auto shown = show_status(options, job, last);
     if (!shown && state_of(job).kind == Kind::kRunning) return fail(shown.error());
     if (shown) last = std::move(*shown);
     if (!options.watch || state_of(job).kind != Kind::kRunning) {
-      if (options.watch) (void)show_status(options, job, last, view);
+      if (options.watch) (void)show_status(options, job, last);
       return 0;
     }
     std::this_thread::sleep_for(kWatchEvery);
@@ -365,7 +414,20 @@ int show_page(Verb verb, const OperateOptions& options, const JobEntry& job) {
   const bool served = verb == Verb::kDashboard;
   if (state.kind == Kind::kDeleted || (served && state.kind == Kind::kElsewhere))
     return fail({ErrorCode::kUsage, out_of_reach(job, state, verb)});
-  const Result<> shown = served ? serve_page(options, job) : write_report(options, job);
+  const Result<> shown = served ? serve_page(options, {.only = job}) : write_report(options, job);
+  return shown ? 0 : fail(shown.error());
+}
+
+/// `ddplaunch dashboard` without JOB.
+int show_pages(const OperateOptions& options, const ProcessContext& context) {
+  const auto read = [&context] { return launcher::read_jobs(jobs_directories(context)); };
+  const auto list = [](const std::vector<JobEntry>& jobs) {
+    OrderedJson all = OrderedJson::array();
+    for (auto job = jobs.rbegin(); job != jobs.rend(); ++job)  // the newest first
+      all.push_back(listed_json(*job, state_of(*job)));
+    return dump(all);
+  };
+  const Result<> shown = serve_page(options, {.read = read, .list = list});
   return shown ? 0 : fail(shown.error());
 }
 
@@ -390,6 +452,58 @@ bool is_reply(const OrderedJson& reply) {
          reply.contains("troubles") && reply["troubles"].is_array();
 }
 
+/// Returns what a rank does without what differs between ranks that do the same: its number, ids of processes
+/// and threads, addresses, ports. Line numbers stay.
+std::string comparable(std::string_view text) {
+  std::string kept;
+  for (std::size_t at = 0; at < text.size();) {
+    const bool digit = text[at] >= '0' && text[at] <= '9';
+    if (!digit) {
+      kept += text[at++];
+      continue;
+    }
+    std::size_t end = at;
+    const bool hex = text.substr(at).starts_with("0x");
+    const char* const digits = hex ? "0123456789abcdefx" : "0123456789";
+    while (end < text.size() && std::string_view(digits).find(text[end]) != std::string_view::npos)
+      ++end;
+    const bool line = kept.ends_with("line ") || (kept.ends_with(".py:") && !hex);
+    kept += line ? text.substr(at, end - at) : "N";
+    at = end;
+  }
+  return kept;
+}
+
+constexpr std::size_t kNodesNamed = 8;
+
+/// Prints the stacks of ranks. Ranks that do the same share them, and the fewest come first, since the others
+/// often wait for these.
+void print_stacks(const OrderedJson& ranks) {
+  struct Alike {
+    std::vector<int> ranks;
+    std::vector<std::string> nodes;  ///< without duplicates
+    const OrderedJson* first;
+  };
+  std::map<std::string, Alike> groups;
+  for (const OrderedJson& rank : ranks) {
+    Alike& group = groups.try_emplace(comparable(rank.value("text", "")), Alike{{}, {}, &rank}).first->second;
+    group.ranks.push_back(rank.value("rank", 0));
+    const std::string node = one_line(rank.value("node", ""));
+    if (std::ranges::find(group.nodes, node) == group.nodes.end()) group.nodes.push_back(node);
+  }
+  std::vector<const Alike*> order;
+  for (const auto& [text, group] : groups)
+    order.push_back(&group);
+  std::ranges::stable_sort(
+      order, {}, [](const Alike* group) { return std::pair(group->ranks.size(), group->ranks.front()); });
+  for (const Alike* group : order) {
+    if (group->ranks.size() > 1)
+      print_text(format_ranks(group->ranks) + " on " + join_some(group->nodes, kNodesNamed) +
+                 " do the same; this is rank " + std::to_string(group->ranks.front()) + ":\n");
+    print_text("[" + one_line(group->first->value("node", "")) + "] " + group->first->value("text", ""));
+  }
+}
+
 /// `ddplaunch exec` and `ddplaunch stacks`: asks a running job, prints the answer, and returns the exit code.
 /// When this process ends, so does the command. kUsage: there is no command, or no such worker. Blocks.
 Result<int> ask_workers(Verb verb, const OperateOptions& options, const JobEntry& job) {
@@ -412,11 +526,12 @@ Result<int> ask_workers(Verb verb, const OperateOptions& options, const JobEntry
     return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no answer"};
   if (options.json) {
     print_text(reply.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n');
+  } else if (!exec) {
+    print_stacks(reply["ranks"]);
   } else {
     for (const OrderedJson& rank : reply["ranks"]) {
-      if (!exec) std::printf("[%s] ", one_line(rank.value("node", "")).c_str());
       print_text(rank.value("text", ""));
-      if (exec && rank.value("text", "").ends_with(kCutText))
+      if (rank.value("text", "").ends_with(kCutText))
         std::fputs("ddplaunch: the output has more than 1 MiB, and the rest was dropped\n", stderr);
     }
   }
@@ -440,18 +555,83 @@ Result<int> ask_workers(Verb verb, const OperateOptions& options, const JobEntry
   return code;
 }
 
+/// Time for the workers' answers, and for the job to pass them on.
+constexpr std::chrono::seconds kHangTime{15};
+
+Result<int> ask_hang(const OperateOptions& options, const JobEntry& job) {
+  const auto answer = ask_running_job(job, "POST", "/v1/hang", kHangTime);
+  if (!answer) return answer.error();
+  const OrderedJson reply = OrderedJson::parse(*answer, nullptr, false);
+  if (!reply.is_object() || !reply.contains("hang"))
+    return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no answer"};
+  const OrderedJson& verdict = reply["hang"];
+  if (!verdict.is_object()) return Error{ErrorCode::kRefused, "job " + job.job + ": no worker runs"};
+  if (options.json) {
+    print(dump({{"format", 1}, {"hang", verdict}}));
+  } else {
+    const std::chrono::milliseconds quiet(static_cast<std::int64_t>(1000 * verdict.value("quiet_s", 0.0)));
+    const std::string state = verdict.value("state", "");
+    print("job " + job.job + ": " +
+          (quiet.count() > 0 ? "no progress for " + format_elapsed(quiet) : "its workers are active") +
+          (state == "hung" ? ", being stopped" : "") + '\n' + hang_text(verdict));
+  }
+  return 0;
+}
+
 int ask_running(Verb verb, const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
   if (state.kind == Kind::kEnded) return had_ended(job, state);
   const std::string why = out_of_reach(job, state, verb);
   if (!why.empty())
     return fail({state.kind == Kind::kCrashed ? ErrorCode::kLinkLost : ErrorCode::kUsage, why});
-  const auto code = ask_workers(verb, options, job);
+  const auto code = verb == Verb::kHang ? ask_hang(options, job) : ask_workers(verb, options, job);
   if (code) return *code;
   // It may have been killed meanwhile.
   if (state_of(job).kind == Kind::kCrashed)
     return fail({ErrorCode::kLinkLost, out_of_reach(job, state_of(job), verb)});
   return fail(code.error());
+}
+
+/// Ends with the picture of the end, which stays on the terminal.
+int top(const OperateOptions& options, const JobEntry& job) {
+  if (state_of(job).kind == Kind::kElsewhere)
+    return fail(
+        {ErrorCode::kUsage, out_of_reach(job, state_of(job), options.watch ? Verb::kStatus : Verb::kTop)});
+  if (::isatty(STDOUT_FILENO) != 1)
+    return fail(
+        {ErrorCode::kUsage,
+         "top needs a terminal; ddplaunch status --watch prints each change, and status --json is for "
+         "programs"});
+  TopJob shown;
+  shown.runs = [&job] { return state_of(job).kind == Kind::kRunning; };
+  shown.status = [&job](Error& error) {
+    const OrderedJson live = live_status(job, kListTime, error);
+    return live.is_null() ? live : job_json(job, state_of(job), live);
+  };
+  shown.print_output = [&job](std::uint32_t rank, std::size_t lines) {
+    OperateOptions logs(Verb::kLogs);
+    logs.rank = rank;
+    logs.tail = lines;
+    if (const auto printed = print_logs(logs, job); !printed) (void)fail(printed.error());
+  };
+  shown.print_stacks = [&job](std::uint32_t rank) {
+    OperateOptions stacks(Verb::kStacks);
+    stacks.rank = rank;
+    if (const auto asked = ask_workers(Verb::kStacks, stacks, job); !asked) (void)fail(asked.error());
+  };
+  shown.stop = [&job]() -> Result<> {
+    const auto asked = ask_running_job(job, "POST", "/v1/stop", kListTime);
+    return asked ? Result<>() : asked.error();
+  };
+  if (!show_top(shown)) return 0;
+  const RunState state = state_of(job);
+  std::string text = ended_text(job, state);
+  const launcher::TerminalView::Size size = launcher::terminal_size(STDOUT_FILENO);
+  for (const std::string& row :
+       failure_rows(job_json(job, state)["failure"], size.columns, kFailureRows, false))
+    text += row + '\n';
+  print(text);
+  return 0;
 }
 
 /// Returns the options of a job as its ddplaunch read them.
@@ -507,9 +687,11 @@ int remove(const JobEntry& job) {
       continue;
     }
     if (state.kind == Kind::kEnded)
-      return fail({ErrorCode::kUsage,
-                   "job " + job.job + " has ended, but its ddplaunch (process " + std::to_string(job.pid) +
-                       ") still runs a hook (--on), or waits for the reader of its output"});
+      return fail(
+          {ErrorCode::kUsage,
+           "job " + job.job + " has ended, but its ddplaunch (process " + std::to_string(job.pid) +
+               ") still runs a hook (--on), waits for the reader of its output, or serves its metrics "
+               "(--metrics-linger)"});
     return fail(
         {ErrorCode::kUsage, state.kind == Kind::kElsewhere
                                 ? out_of_reach(job, state, Verb::kRm)
@@ -557,9 +739,11 @@ int run_verb(Verb verb, const std::vector<std::string>& args, const ProcessConte
   for (const std::string& error : errors)
     std::fprintf(stderr, "ddplaunch %s: %s\n", verb_name(verb).c_str(), error.c_str());
   if (!errors.empty()) return launcher::exit_code_of(Error{ErrorCode::kUsage, "", 0});
+  if (verb == Verb::kMcp) return serve_mcp();
   const std::vector<JobEntry> jobs = launcher::read_jobs(jobs_directories(context));
   if (verb == Verb::kPs) return list_jobs(options, jobs);
   if (verb == Verb::kRm) return remove_each(options.jobs, jobs);
+  if (verb == Verb::kDashboard && options.job.empty()) return show_pages(options, context);
   std::vector<JobEntry> candidates = jobs;
   if (verb == Verb::kClean && options.job.empty()) {  // it is for jobs that run no more
     const auto runs = [](const JobEntry& job) { return state_of(job).kind == Kind::kRunning; };
@@ -574,10 +758,13 @@ int run_verb(Verb verb, const std::vector<std::string>& args, const ProcessConte
     case Verb::kCheck:
     case Verb::kHosts:
     case Verb::kPs:
+    case Verb::kMcp:
     case Verb::kRm:
       break;
     case Verb::kStatus:
       return status(options, *job);
+    case Verb::kTop:
+      return top(options, *job);
     case Verb::kLogs: {
       if (options.follow && state_of(*job).kind == Kind::kElsewhere)
         return fail({ErrorCode::kUsage, out_of_reach(*job, state_of(*job), verb)});
@@ -593,6 +780,7 @@ int run_verb(Verb verb, const std::vector<std::string>& args, const ProcessConte
     case Verb::kReport:
     case Verb::kDashboard:
       return show_page(verb, options, *job);
+    case Verb::kHang:
     case Verb::kExec:
     case Verb::kStacks:
       return ask_running(verb, options, *job);

@@ -4,7 +4,9 @@
 #include <limits>
 #include <map>
 #include <string_view>
+#include <tuple>
 
+#include "apps/ddplaunch/options/option_readers.h"
 #include "apps/ddplaunch/options/options.h"
 #include "base/text.h"
 
@@ -16,7 +18,7 @@ constexpr char kJobText[] =
     "(docs/users/operate.md).\n";
 
 std::string usage_of(Verb verb) {
-  return verb_usage(verb) + (verb == Verb::kPs || verb == Verb::kRm ? "" : kJobText);
+  return verb_usage(verb) + (verb == Verb::kPs || verb == Verb::kRm || verb == Verb::kMcp ? "" : kJobText);
 }
 
 void add_selection(OperateOptions& options) {
@@ -70,21 +72,6 @@ void add_log_options(OperateOptions& options) {
                       text_into(options.grep));
 }
 
-/// Reads ADDRESS:PORT; an IPv6 address is in brackets.
-std::string read_listen(OperateOptions& options, const std::string& text) {
-  const std::size_t colon = text.rfind(':');
-  std::string address = text.substr(0, colon == std::string::npos ? 0 : colon);
-  const auto port = parse_number<std::uint16_t>(std::string_view(text).substr(colon + 1));
-  if (address.size() > 2 && address.front() == '[' && address.back() == ']')
-    address = address.substr(1, address.size() - 2);
-  else if (address.find(':') != std::string::npos)
-    address.clear();
-  if (address.empty() || !port) return ": give ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080";
-  options.address = std::move(address);
-  options.port = *port;
-  return "";
-}
-
 void add_page_options(OperateOptions& options) {
   options.table.value(
       {.names = "--listen",
@@ -93,13 +80,24 @@ void add_page_options(OperateOptions& options) {
        .details =
            "Without it, 127.0.0.1 and a free port. Data are not encrypted, so use another address only in a "
            "network that you trust."},
-      [&options](const std::string& text) { return read_listen(options, text); });
+      [&options](const std::string& text) -> std::string {
+        const auto place = read_listen(text);
+        if (!place) return kListenForm;
+        std::tie(options.address, options.port) = *place;
+        return "";
+      });
   options.table.value(
       {.names = "--token-file",
        .value = "FILE",
        .help = "read the token from this file",
        .details = "Only letters and digits, at least 16. Without it, each start makes a new one."},
       text_into(options.token_file));
+  options.table.flag(
+      {.names = "--detach",
+       .help = "serve in the background",
+       .details =
+           "Returns when the page is served. The process ends a day after the last request, or by `kill`."},
+      options.detach);
 }
 
 }  // namespace
@@ -107,12 +105,13 @@ void add_page_options(OperateOptions& options) {
 std::string mistyped_verb(const std::vector<std::string>& args) {
   // Verbs of torchrun's relatives, of schedulers and of container tools, and what is meant here.
   static const std::map<std::string_view, std::string_view> kOthers{
-      {"help", "--help"},     {"version", "--version"}, {"list", "ps"},       {"jobs", "ps"},
-      {"queue", "ps"},        {"squeue", "ps"},         {"show", "status"},   {"info", "status"},
-      {"describe", "status"}, {"inspect", "status"},    {"top", "status -w"}, {"monitor", "status -w"},
-      {"kill", "stop"},       {"cancel", "stop"},       {"scancel", "stop"},  {"abort", "stop"},
-      {"remove", "rm"},       {"delete", "rm"},         {"prune", ""},        {"launch", "WORKER"},
-      {"start", "WORKER"},    {"submit", "WORKER"}};
+      {"help", "--help"},    {"version", "--version"}, {"list", "ps"},
+      {"jobs", "ps"},        {"queue", "ps"},          {"squeue", "ps"},
+      {"show", "status"},    {"info", "status"},       {"describe", "status"},
+      {"inspect", "status"}, {"monitor", "top"},       {"kill", "stop"},
+      {"cancel", "stop"},    {"scancel", "stop"},      {"abort", "stop"},
+      {"remove", "rm"},      {"delete", "rm"},         {"prune", ""},
+      {"launch", "WORKER"},  {"start", "WORKER"},      {"submit", "WORKER"}};
   if (args.empty()) return {};
   const std::string word = lower_case(args.front());
   if (word.find_first_of("/.") != std::string::npos || word.starts_with('-')) return {};
@@ -143,14 +142,19 @@ OperateOptions::OperateOptions(Verb verb)
                  jobs.push_back(text);
                  return text.empty() ? "is empty; give an id" : "";
                });
-  } else if (verb != Verb::kPs) {
-    table.value({.names = "JOB", .help = "id of the job, or its beginning", .completion = Completion::kJobId},
+  } else if (verb != Verb::kPs && verb != Verb::kMcp) {
+    table.value({.names = "JOB",
+                 .help = verb == Verb::kDashboard ? "id of the job, or its beginning; without it all jobs"
+                                                  : "id of the job, or its beginning",
+                 .completion = Completion::kJobId},
                 checked([](std::string_view text) { return !text.empty(); },
                         "is empty; give an id, or leave it out", text_into(job)));
   }
   if (verb == Verb::kPs) table.flag({.names = "-a,--all", .help = "also list jobs that have ended"}, all);
   if (verb == Verb::kStatus)
-    table.flag({.names = "-w,--watch", .help = "print each change until the job has ended"}, watch);
+    table.flag({.names = "-w,--watch",
+                .help = "print each change until the job has ended; on a terminal as top does"},
+               watch);
   if (verb == Verb::kLogs || attach) add_log_options(*this);
   if (verb == Verb::kExec || verb == Verb::kStacks) {
     const char* const help = verb == Verb::kExec ? "the worker; without it rank 0" : "only this rank";
@@ -169,7 +173,9 @@ OperateOptions::OperateOptions(Verb verb)
     table.value({.names = "-o,--output", .value = "FILE", .help = "the file; - is standard output"},
                 text_into(output));
   if (verb == Verb::kDashboard) add_page_options(*this);
-  if (verb != Verb::kReport && verb != Verb::kDashboard && verb != Verb::kRm)
+  if (verb == Verb::kReport)
+    table.flag({.names = "--json", .help = "report.json instead of the page"}, json);
+  else if (verb != Verb::kDashboard && verb != Verb::kMcp && verb != Verb::kRm && verb != Verb::kTop)
     table.flag({.names = "--json", .help = "print JSON"}, json);
   table.flag({.names = "-h,--help", .help = "print this text"}, help);
 }

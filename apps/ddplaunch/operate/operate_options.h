@@ -42,6 +42,7 @@ struct OperateOptions {
   std::string address = "127.0.0.1";          ///< of kDashboard
   std::uint16_t port = 0;                     ///< of kDashboard; 0: any
   std::string token_file;                     ///< of kDashboard; empty: a new token
+  bool detach = false;                        ///< of kDashboard
   bool json = false;
   bool help = false;
   OptionTable table;

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -20,20 +22,18 @@
 #include <utility>
 #include <vector>
 
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 #include <nlohmann/json.hpp>
 
 #include "apps/ddplaunch/operate/job_files.h"
+#include "apps/ddplaunch/operate/page_output.h"
+#include "base/child_process.h"
 #include "base/crypto.h"
 #include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "launcher/control/control_socket.h"
-#include "launcher/lines/live_board.h"
-#include "launcher/lines/output_lines.h"
+#include "launcher/control/http_server.h"
 
 namespace ddp {
 namespace {
@@ -44,31 +44,52 @@ using launcher::RunState;
 constexpr std::chrono::seconds kStatusTime{1};
 constexpr std::size_t kReportJournalBytes = 32u << 20;
 constexpr std::size_t kReportRanks = 32;  // in a report
-constexpr std::size_t kReportEvents = 20'000;
+constexpr std::size_t kEventsKept = 20'000;
+constexpr std::ptrdiff_t kReportAttempts = 100;
 
 std::string compact(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
+/// The lines of a journal that a page gets.
+struct EventList {
+  std::vector<std::string> lines;
+  std::uint64_t dropped = 0;  ///< older events that are not in `lines`
+
+  void add(std::string line) {
+    if (nlohmann::json::accept(line)) lines.push_back(std::move(line));  // a full disk cuts lines
+    if (lines.size() <= kEventsKept) return;
+    bool odd = false;
+    drop_if(lines.size(), [&odd](const std::string& old) {
+      return old.find(R"("event":"sample")") != std::string::npos && (odd = !odd);
+    });
+    if (lines.size() > kEventsKept / 2)
+      drop_if(lines.size() - kEventsKept / 2, [](const std::string&) { return true; });
+  }
+
+ private:
+  template <class Condition>
+  void drop_if(std::size_t count, Condition condition) {
+    const auto end = lines.begin() + static_cast<std::ptrdiff_t>(count);
+    const auto kept = std::remove_if(lines.begin(), end, condition);
+    dropped += static_cast<std::uint64_t>(end - kept);
+    lines.erase(kept, end);
+  }
+};
+
 OrderedJson events_of(const launcher::JobEntry& job) {
-  OrderedJson events = OrderedJson::array();
+  EventList list;
   for (const char* name : {"/events.jsonl.1", "/events.jsonl"}) {
     std::istringstream lines(read_start(job.directory + name, kReportJournalBytes, O_NOFOLLOW | O_NONBLOCK));
-    for (std::string line; std::getline(lines, line) && events.size() < kReportEvents;) {
-      OrderedJson event = OrderedJson::parse(line, nullptr, false);
-      if (event.is_object() && event.contains("event")) events.push_back(std::move(event));
-    }
+    for (std::string line; std::getline(lines, line);)
+      list.add(std::move(line));
+  }
+  OrderedJson events = OrderedJson::array();
+  for (const std::string& line : list.lines) {
+    OrderedJson event = OrderedJson::parse(line, nullptr, false);
+    if (event.is_object() && event.contains("event")) events.push_back(std::move(event));
   }
   return events;
-}
-
-/// Returns output as a terminal would show it, without colors: of a bar its last state.
-std::string shown_text(std::string_view output) {
-  launcher::LineAssembler assembler{std::string()};
-  std::string lines;
-  assembler.add(output, lines);
-  assembler.finish(lines);
-  return launcher::without_colours(lines);
 }
 
 std::optional<std::uint32_t> number_in(const OrderedJson& event, const char* key) {
@@ -99,7 +120,33 @@ std::set<std::pair<std::uint32_t, std::uint32_t>> shown_ranks(const OrderedJson&
 
 }  // namespace
 
-std::string page_state(const launcher::JobEntry& job) {
+namespace {
+
+/// Replaces what would be as long as the job is wide: of failures that only followed, the page shows few.
+void shorten(OrderedJson& report) {
+  const OrderedJson others = report.value("other_failures", OrderedJson::array());
+  OrderedJson kept = OrderedJson::array();
+  std::size_t stopped = 0;
+  std::size_t more = 0;
+  for (const OrderedJson& failure : others) {
+    if (failure.is_object() && failure.value("stopped_by_ddplaunch", false))
+      ++stopped;
+    else if (kept.size() < kReportRanks)
+      kept.push_back(failure);
+    else
+      ++more;
+  }
+  report["other_failures"] = std::move(kept);
+  report["other_stopped"] = stopped;
+  report["other_more"] = more;
+  OrderedJson& earlier = report["earlier_attempts"];
+  if (earlier.is_array() && earlier.size() > kReportAttempts)
+    earlier.erase(earlier.begin(), earlier.end() - kReportAttempts);
+}
+
+}  // namespace
+
+PageState page_state(const launcher::JobEntry& job) {
   const RunState state = launcher::state_of(job);
   OrderedJson json{{"job", job.job},
                    {"state", launcher::state_name(state.kind)},
@@ -108,96 +155,84 @@ std::string page_state(const launcher::JobEntry& job) {
                    {"started", job.started},
                    {"directory", job.directory},
                    {"command", job.command},
-                   {"goodput", OrderedJson()},
-                   {"warnings", OrderedJson::array()},
-                   {"status", OrderedJson()}};
+                   {"status", OrderedJson()},
+                   {"report", OrderedJson()}};
   if (state.kind == RunState::Kind::kRunning) {
     const auto answer = ask_running_job(job, "GET", "/v1/status", kStatusTime);
     OrderedJson status = OrderedJson::parse(answer ? *answer : "", nullptr, false);
-    if (status.is_object() && status.contains("nodes")) {
-      json["warnings"] = status.value("warnings", OrderedJson::array());
-      json["status"] = std::move(status);
-    }
+    if (status.is_object() && status.contains("nodes")) json["status"] = std::move(status);
   }
   if (state.kind == RunState::Kind::kEnded) {
-    const OrderedJson report = launcher::read_report(job.directory);
+    OrderedJson report = launcher::read_report(job.directory);
     if (report.is_object()) {
-      json["goodput"] = report.value("goodput", OrderedJson());
-      json["warnings"] = report.value("warnings", OrderedJson::array());
+      shorten(report);
+      json["report"] = std::move(report);
     }
   }
-  return compact(json);
-}
-
-Result<std::string> page_output(const launcher::JobEntry& job, const OutputStream& place) {
-  const std::string first = job.directory + "/attempt_" + std::to_string(place.attempt) +
-                            format_text("/rank_%05u.", place.rank) + (place.is_stderr ? "stderr" : "stdout");
-  // With --log-max-size the part with the highest number is the newest.
-  UniqueFd fd;
-  std::string path = first;
-  for (int part = 1;; ++part) {
-    UniqueFd next(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-    if (!next) break;
-    fd = std::move(next);
-    path = first + '.' + std::to_string(part);
-  }
-  if (!fd) {
-    std::uint64_t read = 0;
-    const LogKey key{place.attempt, place.rank, place.is_stderr ? "stderr" : "stdout", 0};
-    for (ShortLog& log : read_short_attempts(job.directory, read))
-      if (log.key == key) return shown_text(log.text);
-    return Error{ErrorCode::kSystem, first + ": No such file or directory", ENOENT};
-  }
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) return system_error(errno, first);
-  const auto size = static_cast<std::size_t>(std::max<off_t>(status.st_size, 0));
-  std::string text(std::min(size, kPageOutputBytes), '\0');
-  const ssize_t count = ::pread(fd.get(), text.data(), text.size(), static_cast<off_t>(size - text.size()));
-  if (count < 0) return system_error(errno, first);
-  text.resize(static_cast<std::size_t>(count));
-  if (size > kPageOutputBytes) text.erase(0, text.find('\n') + 1);
-  return shown_text(text);
+  return {compact(json), state.kind == RunState::Kind::kEnded};
 }
 
 std::string report_data(const launcher::JobEntry& job) {
   const OrderedJson events = events_of(job);
-  OrderedJson output = OrderedJson::object();
+  OrderedJson lines = OrderedJson::array();
   for (const auto& [attempt, rank] : shown_ranks(events)) {
-    for (const bool is_stderr : {false, true}) {
-      if (auto text = page_output(job, {attempt, rank, is_stderr}))
-        output[format_text("%u %u %s", attempt, rank, is_stderr ? "stderr" : "stdout")] = std::move(*text);
-    }
+    OutputTail tail(job.directory, attempt, rank);
+    tail.read();
+    const OrderedJson answer = tail.answer("");
+    for (const char* const part : {"lines", "open"})
+      lines.insert(lines.end(), answer[part].begin(), answer[part].end());
   }
-  return compact({{"state", OrderedJson::parse(page_state(job))}, {"events", events}, {"output", output}});
+  return compact({{"state", OrderedJson::parse(page_state(job).json)}, {"events", events}, {"lines", lines}});
+}
+
+bool is_own_host(std::string_view host, bool is_loopback, std::string_view own_name) {
+  const std::size_t bracket = host.find(']');
+  const std::size_t colon = host.find(':', bracket == std::string_view::npos ? 0 : bracket);
+  std::string name = lower_case(host.substr(0, colon));
+  if (name.size() > 2 && name.front() == '[') name = name.substr(1, name.size() - 2);
+  error_code no_address;
+  (void)asio::ip::make_address(name, no_address);
+  if (!no_address || name == "localhost" || name.ends_with(".localhost")) return true;
+  const std::string own = lower_case(own_name);
+  return !is_loopback && (name == own || name.starts_with(own + '.'));
 }
 
 namespace {
 
 namespace http = boost::beast::http;
-using Tcp = asio::ip::tcp;
-using Stream = boost::beast::tcp_stream;
-using PageRequest = http::request<http::empty_body>;
-using PageReply = http::response<http::string_body>;
+using launcher::HttpClient;
+using launcher::HttpReply;
+using launcher::HttpRequest;
 
-constexpr std::chrono::seconds kRequestTime{10};
 /// A page that takes no data for this time is closed.
 constexpr std::chrono::seconds kStalledTime{30};
 constexpr std::chrono::seconds kRefreshEvery{1};
 constexpr std::chrono::seconds kMetricsTime{1};
-constexpr std::uint32_t kHeaderBytes = 8u << 10;
-constexpr std::size_t kEventsKept = 20'000;
+/// Of the list of jobs, which asks each one that runs.
+constexpr std::chrono::seconds kListEvery{2};
+/// Jobs and selections of output that are kept for the next request.
+constexpr std::size_t kFeedsKept = 8;
+constexpr std::size_t kTailsKept = 8;
+constexpr std::string_view kJobsPath = "/jobs/";
+constexpr std::chrono::minutes kIdleCheckEvery{1};
+constexpr std::chrono::hours kDetachedIdle{24};
 
-std::string_view target_of(const PageRequest& request) {
+std::string_view target_of(const HttpRequest& request) {
   return {request.target().data(), request.target().size()};
 }
 
-std::string_view path_of(const PageRequest& request) {
+std::string_view path_of(const HttpRequest& request) {
   const std::string_view target = target_of(request);
   return target.substr(0, target.find('?'));
 }
 
+std::string_view host_of(const HttpRequest& request) {
+  const auto host = request[http::field::host];
+  return {host.data(), host.size()};
+}
+
 /// Returns the value of a key of the query, as it is written; empty: it is missing.
-std::string_view query_value(const PageRequest& request, std::string_view key) {
+std::string_view query_value(const HttpRequest& request, std::string_view key) {
   std::string_view rest = target_of(request);
   rest.remove_prefix(std::min(rest.find('?'), rest.size()));
   while (!rest.empty()) {
@@ -209,64 +244,113 @@ std::string_view query_value(const PageRequest& request, std::string_view key) {
   return {};
 }
 
-std::optional<OutputStream> place_of(const PageRequest& request) {
-  const auto attempt = parse_number<std::uint32_t>(query_value(request, "attempt"));
-  const auto rank = parse_number<std::uint32_t>(query_value(request, "rank"));
-  const std::string_view stream = query_value(request, "stream");
-  if (!attempt || !rank || (stream != "stdout" && stream != "stderr")) return {};
-  return OutputStream{*attempt, *rank, stream == "stderr"};
-}
-
 template <class Message>
-void set_common(Message& made, const char* type) {
-  made.set(http::field::content_type, type);
+void set_common(Message& made) {
   made.set(http::field::cache_control, "no-store");
   made.set("X-Content-Type-Options", "nosniff");
   made.set("Referrer-Policy", "no-referrer");  // the address has the token
-  made.keep_alive(false);
 }
 
-PageReply make_reply(const PageRequest& request, http::status status, std::string body,
+HttpReply make_reply(const HttpRequest& request, http::status status, std::string body,
                      const char* type = "text/plain; charset=utf-8") {
-  PageReply made(status, request.version());
-  set_common(made, type);
-  made.body() = std::move(body);
-  made.prepare_payload();
+  HttpReply made = launcher::http_reply(request, status, std::move(body), type);
+  set_common(made);
   return made;
 }
 
 }  // namespace
 
-struct PageServer::State {
-  State(launcher::JobEntry about, Secret needed)
-      : job(std::move(about)), token(std::move(needed)), acceptor(loop), journal(job.directory, true) {}
+/// What the server knows of a job whose page is open.
+struct PageServer::Feed {
+  explicit Feed(launcher::JobEntry about) : job(std::move(about)), journal(job.directory, true) {}
 
-  asio::io_context loop{1};
+  struct Tail {
+    OutputTail tail;
+    std::chrono::steady_clock::time_point read = {};
+  };
+  using Selection = std::pair<std::uint32_t, std::optional<std::uint32_t>>;  ///< attempt, rank
+
   launcher::JobEntry job;
-  Secret token;
-  Tcp::acceptor acceptor;
   JournalTail journal;
-  std::vector<std::string> events;  ///< lines of the journal
-  std::uint64_t dropped = 0;        ///< older events that are not in `events`
-  std::string job_state;            ///< JSON
+  EventList events;
+  PageState state;
   std::chrono::steady_clock::time_point refreshed;
-  std::size_t clients = 0;
+  std::map<Selection, Tail> tails;
 
   /// Reads what has changed, once a second at most.
   void refresh() {
     const auto now = std::chrono::steady_clock::now();
-    if (!job_state.empty() && now - refreshed < kRefreshEvery) return;
+    if (!state.json.empty() && now - refreshed < kRefreshEvery) return;
     refreshed = now;
-    job_state = page_state(job);
+    if (!state.is_final) state = page_state(job);
     for (std::string& line : journal.new_lines())
-      if (nlohmann::json::accept(line)) events.push_back(std::move(line));  // a full disk cuts lines
-    if (events.size() <= kEventsKept) return;
-    const std::size_t half = events.size() / 2;
-    events.erase(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(half));
-    dropped += half;
+      events.add(std::move(line));
   }
 
-  bool is_allowed(const PageRequest& request) const {
+  /// Returns the new lines of a selection; unset: it is none, or has no output.
+  std::optional<std::string> lines(const HttpRequest& request) {
+    const auto attempt = parse_number<std::uint32_t>(query_value(request, "attempt"));
+    const std::string_view rank_text = query_value(request, "rank");
+    const auto rank = parse_number<std::uint32_t>(rank_text);
+    if (!attempt || (!rank && !rank_text.empty())) return {};
+    const auto now = std::chrono::steady_clock::now();
+    if (tails.size() >= kTailsKept && !tails.contains({*attempt, rank})) {
+      tails.erase(std::min_element(tails.begin(), tails.end(), [](const auto& a, const auto& b) {
+        return a.second.read < b.second.read;
+      }));
+    }
+    const auto [found, is_new] = tails.try_emplace({*attempt, rank}, Tail{{job.directory, *attempt, rank}});
+    Tail& selected = found->second;
+    // Two pages of one selection come at different moments.
+    if (is_new || now - selected.read >= kRefreshEvery / 2) {
+      selected.tail.read();
+      selected.read = now;
+    }
+    if (selected.tail.empty()) {
+      tails.erase(found);
+      return {};
+    }
+    return compact(selected.tail.answer(query_value(request, "after")));
+  }
+};
+
+struct PageServer::State {
+  State(PageJobs of, Secret needed) : jobs(std::move(of)), token(std::move(needed)) {}
+
+  asio::io_context loop{1};
+  PageJobs jobs;
+  Secret token;
+  std::uint16_t port = 0;
+  bool is_loopback = true;                             ///< it listens on loopback only
+  std::map<std::string, std::shared_ptr<Feed>> feeds;  ///< by the name of the job's entry
+  std::string list;                                    ///< JSON
+  std::chrono::steady_clock::time_point listed;
+  std::size_t pages = 0;  ///< that are open
+  std::optional<launcher::HttpServer> server;
+  std::chrono::steady_clock::time_point last_client = std::chrono::steady_clock::now();
+
+  /// Returns the job that a path is about, and removes its part "/jobs/NAME" from the path. Null: none.
+  std::shared_ptr<Feed> feed_of(std::string_view& path) {
+    std::string name = jobs.only ? jobs.only->name : "";
+    if (!jobs.only) {
+      if (!path.starts_with(kJobsPath)) return nullptr;
+      path.remove_prefix(kJobsPath.size());
+      name = path.substr(0, path.find('/'));
+      path.remove_prefix(name.size());
+    }
+    if (const auto found = feeds.find(name); found != feeds.end()) return found->second;
+    std::optional<launcher::JobEntry> job = jobs.only;
+    if (!job) {
+      for (launcher::JobEntry& entry : jobs.read())
+        if (entry.name == name) job = std::move(entry);
+    }
+    if (!job) return nullptr;
+    if (feeds.size() >= kFeedsKept)
+      std::erase_if(feeds, [](const auto& feed) { return feed.second.use_count() == 1; });
+    return feeds[name] = std::make_shared<Feed>(std::move(*job));
+  }
+
+  bool is_allowed(const HttpRequest& request) const {
     const auto header = request[http::field::authorization];
     std::string_view given(header.data(), header.size());
     if (given.starts_with("Bearer "))
@@ -276,104 +360,124 @@ struct PageServer::State {
     return Secret(given) == token;
   }
 
-  PageReply page(const PageRequest& request) const {
+  static HttpReply page(const HttpRequest& request, http::status status, bool of_job) {
     const auto nonce = random_text(16);
     if (!nonce) return make_reply(request, http::status::service_unavailable, nonce.error().text + '\n');
-    PageReply made = make_reply(request, http::status::ok, page_html("", *nonce), "text/html; charset=utf-8");
+    const char* const data = of_job ? R"({"page": "job"})" : R"({"page": "jobs"})";
+    HttpReply made = make_reply(request, status, page_html(data, *nonce), "text/html; charset=utf-8");
     made.set("Content-Security-Policy",
-             "default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; script-src 'nonce-" +
+             "default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; script-src "
+             "'nonce-" +
                  *nonce + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
     return made;
   }
 
-  PageReply answer(const PageRequest& request) const {
-    if (!is_allowed(request)) {
-      return make_reply(request, http::status::unauthorized,
-                        "The token is missing or wrong. Open the address that ddplaunch dashboard has "
-                        "printed.\n");
+  /// Returns the reply to a request without the token. The page has no data of the job in itself. A browser
+  /// that loads it again gets it, and the page sends the token that it has kept.
+  HttpReply refusal(const HttpRequest& request) const {
+    const std::string_view path = path_of(request);
+    const bool of_job = jobs.only || path.starts_with(kJobsPath);
+    if (request.method() == http::verb::get && (path == "/" || (of_job && path.ends_with('/'))))
+      return page(request, http::status::unauthorized, of_job);
+    return make_reply(
+        request, http::status::unauthorized,
+        "The token is missing or wrong. Open the address that ddplaunch dashboard has printed.\n");
+  }
+
+  HttpReply answer(const HttpRequest& request) {
+    if (!is_own_host(host_of(request), is_loopback, host_name())) {
+      return make_reply(request, http::status::misdirected_request,
+                        "The Host header names another host. Use an address or localhost.\n");
     }
+    if (!is_allowed(request)) return refusal(request);
     if (request.method() != http::verb::get)
       return make_reply(request, http::status::method_not_allowed, "Only GET is served.\n");
-    if (path_of(request) == "/") return page(request);
-    if (path_of(request) == "/metrics") {
-      const auto text = ask_running_job(job, "GET", "/metrics", kMetricsTime);
+    std::string_view path = path_of(request);
+    if (!jobs.only && path == "/") return page(request, http::status::ok, false);
+    if (!jobs.only && path == "/jobs.json") {
+      const auto now = std::chrono::steady_clock::now();
+      if (list.empty() || now - listed >= kListEvery) list = jobs.list(jobs.read());
+      listed = std::chrono::steady_clock::now();
+      return make_reply(request, http::status::ok, list, "application/json");
+    }
+    const std::shared_ptr<Feed> feed = feed_of(path);
+    if (!feed) return make_reply(request, http::status::not_found, "There is no such page.\n");
+    if (path == "/") return page(request, http::status::ok, true);
+    if (path == "/metrics") {
+      const auto text = ask_running_job(feed->job, "GET", "/metrics", kMetricsTime);
       return text ? make_reply(request, http::status::ok, *text, "text/plain; version=0.0.4")
                   : make_reply(request, http::status::service_unavailable,
                                "The job does not run, or does not answer.\n");
     }
-    const auto place = path_of(request) == "/output" ? place_of(request) : std::nullopt;
-    if (!place) return make_reply(request, http::status::not_found, "There is no such page.\n");
-    const auto text = page_output(job, *place);
-    return text ? make_reply(request, http::status::ok, *text)
-                : make_reply(request, http::status::not_found, "There is no such output.\n");
+    if (path != "/lines") return make_reply(request, http::status::not_found, "There is no such page.\n");
+    auto lines = feed->lines(request);
+    return lines ? make_reply(request, http::status::ok, std::move(*lines), "application/json")
+                 : make_reply(request, http::status::not_found, "There is no such output.\n");
   }
 
   /// Sends server-sent events until the page is closed: "journal" with new events, "state" when it changes.
-  Awaitable<> feed(Stream& stream, const PageRequest& request) {
-    http::response<http::empty_body> head(http::status::ok, request.version());
-    set_common(head, "text/event-stream");
+  Awaitable<> send_events(HttpClient& client, std::shared_ptr<Feed> of) {
+    Feed& feed = *of;
+    client.let_stay();
+    http::response<http::empty_body> head(http::status::ok, client.request.version());
+    head.set(http::field::content_type, "text/event-stream");
+    head.keep_alive(false);
+    set_common(head);
     http::response_serializer<http::empty_body> serializer(head);
-    const auto [failed, size] = co_await http::async_write_header(stream, serializer, kUseTuple);
+    const auto [failed, size] = co_await http::async_write_header(client.socket, serializer, kUseTuple);
     if (failed) co_return;
     asio::steady_timer timer(loop);
     std::string sent_state;
     std::optional<std::uint64_t> next;  // the number of the next event; unset: all are new
     for (;;) {
-      refresh();
+      feed.refresh();
       std::string text;
-      if (!next || *next < dropped) {
+      if (!next || *next < feed.events.dropped) {
         text += "event: restart\ndata: {}\n\n";
-        next = dropped;
+        next = feed.events.dropped;
       }
       std::string lines;
-      for (; *next - dropped < events.size(); ++*next)
-        lines += (lines.empty() ? "" : ",") + events[*next - dropped];
+      for (; *next - feed.events.dropped < feed.events.lines.size(); ++*next)
+        lines += (lines.empty() ? "" : ",") + feed.events.lines[*next - feed.events.dropped];
       if (!lines.empty()) text += "event: journal\ndata: [" + lines + "]\n\n";
-      if (job_state != sent_state) {
-        text += "event: state\ndata: " + job_state + "\n\n";
-        sent_state = job_state;
+      if (feed.state.json != sent_state) {
+        text += "event: state\ndata: " + feed.state.json + "\n\n";
+        sent_state = feed.state.json;
       }
       if (text.empty()) text = ":\n\n";  // shows that the page is still open
-      stream.expires_after(kStalledTime);
-      const auto [broken, count] = co_await asio::async_write(stream, asio::buffer(text), kUseTuple);
+      client.give(kStalledTime);
+      const auto [broken, count] = co_await asio::async_write(client.socket, asio::buffer(text), kUseTuple);
       if (broken) co_return;
       timer.expires_after(kRefreshEvery);
       (void)co_await timer.async_wait(kUseTuple);
     }
   }
 
-  Awaitable<> serve(Tcp::socket socket) {
-    Stream stream(std::move(socket));
-    stream.expires_after(kRequestTime);
-    boost::beast::flat_buffer buffer(kHeaderBytes);
-    http::request_parser<http::empty_body> parser;
-    parser.header_limit(kHeaderBytes);
-    const auto [error, size] = co_await http::async_read(stream, buffer, parser, kUseTuple);
-    if (!error) {
-      const PageRequest& request = parser.get();
-      if (path_of(request) == "/events" && request.method() == http::verb::get && is_allowed(request)) {
-        co_await feed(stream, request);
-      } else {
-        const PageReply reply = answer(request);
-        (void)co_await http::async_write(stream, reply, kUseTuple);
-      }
-    }
-    error_code ignored;
-    stream.socket().shutdown(Tcp::socket::shutdown_send, ignored);
-    --clients;
+  static Awaitable<std::optional<HttpReply>> serve(State* self, HttpClient& client) {
+    const HttpRequest& request = client.request;
+    std::string_view path = path_of(request);
+    const bool wants_events = path.ends_with("/events") && request.method() == http::verb::get &&
+                              is_own_host(host_of(request), self->is_loopback, host_name()) &&
+                              self->is_allowed(request);
+    std::shared_ptr<Feed> feed = wants_events ? self->feed_of(path) : nullptr;
+    self->last_client = std::chrono::steady_clock::now();
+    if (!feed || path != "/events") co_return self->answer(request);
+    if (self->pages >= kMostPages)
+      co_return make_reply(request, http::status::service_unavailable, "Too many pages are open.\n");
+    ++self->pages;
+    co_await self->send_events(client, std::move(feed));
+    --self->pages;
+    self->last_client = std::chrono::steady_clock::now();
+    co_return std::nullopt;
   }
 
-  Awaitable<> accept_all() {
-    for (;;) {
-      auto [error, socket] = co_await acceptor.async_accept(kUseTuple);
-      if (error || clients >= kMostClients) {
-        asio::steady_timer pause(loop, std::chrono::milliseconds(100));  // descriptors may be short
-        (void)co_await pause.async_wait(kUseTuple);
-        continue;
-      }
-      ++clients;
-      spawn(loop.get_executor(), serve(std::move(socket)));
+  Awaitable<> end_when_idle(std::chrono::seconds idle) {
+    asio::steady_timer timer(loop);
+    while (pages > 0 || std::chrono::steady_clock::now() - last_client < idle) {
+      timer.expires_after(kIdleCheckEvery);
+      (void)co_await timer.async_wait(kUseTuple);
     }
+    loop.stop();
   }
 };
 
@@ -381,29 +485,28 @@ PageServer::PageServer(std::unique_ptr<State> state) : state_(std::move(state)) 
 PageServer::~PageServer() = default;
 
 Result<std::unique_ptr<PageServer>> PageServer::listen(const std::string& address, std::uint16_t port,
-                                                       launcher::JobEntry job, Secret token) {
-  auto state = std::make_unique<State>(std::move(job), std::move(token));
-  error_code failed;
-  const asio::ip::address parsed = asio::ip::make_address(address, failed);
-  if (failed) return Error{ErrorCode::kUsage, "--listen " + address + ": not a numeric address"};
-  const Tcp::endpoint endpoint(parsed, port);
-  state->acceptor.open(endpoint.protocol(), failed);
-  if (!failed) state->acceptor.set_option(Tcp::acceptor::reuse_address(true), failed);
-  if (!failed) state->acceptor.bind(endpoint, failed);
-  if (!failed) state->acceptor.listen(asio::socket_base::max_listen_connections, failed);
-  if (failed) return system_error(failed.value(), "--listen " + address + ':' + std::to_string(port));
+                                                       PageJobs jobs, Secret token) {
+  auto place = launcher::listen_http(address, port);
+  if (!place) return within("--listen", place.error());
+  auto state = std::make_unique<State>(std::move(jobs), std::move(token));
+  state->is_loopback = place->address.is_loopback();
+  state->port = place->listener.port;
+  const launcher::HttpServer::Handler handler = [served = state.get()](HttpClient& client) {
+    return State::serve(served, client);
+  };
+  state->server.emplace(DDP_TRY(launcher::HttpServer::start(
+      state->loop.get_executor(), std::move(place->listener), {kMostClients}, handler)));
   return std::unique_ptr<PageServer>(new PageServer(std::move(state)));
 }
 
 std::uint16_t PageServer::port() const {
-  error_code ignored;
-  return state_->acceptor.local_endpoint(ignored).port();
+  return state_->port;
 }
 
-void PageServer::run() {
+void PageServer::run(std::optional<std::chrono::seconds> idle) {
   asio::signal_set signals(state_->loop, SIGINT, SIGTERM);
   signals.async_wait([this](const error_code&, int) { state_->loop.stop(); });
-  spawn(state_->loop.get_executor(), state_->accept_all());
+  if (idle) spawn(state_->loop.get_executor(), state_->end_when_idle(*idle));
   state_->loop.run();
 }
 
@@ -438,12 +541,23 @@ std::string page_url(const std::string& address, std::uint16_t port, const std::
 }  // namespace
 
 Result<> write_report(const OperateOptions& options, const launcher::JobEntry& job) {
-  if (options.output.empty()) {
+  if (options.output.empty() && !options.json) {
     return Error{ErrorCode::kUsage,
                  "report needs a file: ddplaunch report -o " + job.job + ".html " + job.job};
   }
-  const std::string page = page_html(report_data(job), "");
-  if (options.output == "-") {
+  std::string page;
+  if (options.json) {
+    const auto report = launcher::read_report(job.directory);
+    if (report.empty())
+      return Error{ErrorCode::kUsage,
+                   "job " + job.job + " has no report in " + job.directory +
+                       ": it has not ended, or its ddplaunch was killed; ddplaunch status --json " + job.job +
+                       " shows how it stands"};
+    page = report.dump(2) + '\n';
+  } else {
+    page = page_html(report_data(job), "");
+  }
+  if (options.output == "-" || options.output.empty()) {
     print(page);
     return {};
   }
@@ -452,12 +566,78 @@ Result<> write_report(const OperateOptions& options, const launcher::JobEntry& j
   return write_bytes(fd.get(), page, options.output);
 }
 
-Result<> serve_page(const OperateOptions& options, const launcher::JobEntry& job) {
+namespace {
+
+/// Leaves the terminal and the shell, and all descriptors of the caller but `kept`.
+void leave_caller(int kept) {
+  ::setsid();
+  ::signal(SIGHUP, SIG_IGN);
+  {
+    const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+      ::dup2(null.get(), stream);
+  }
+  if (kept > STDERR_FILENO + 1) close_descriptors(STDERR_FILENO + 1, static_cast<unsigned>(kept) - 1);
+  close_descriptors(static_cast<unsigned>(kept) + 1, ~0U);
+}
+
+/// Serves in a child, and returns the port with its pid. The child tells the port, or the error: kind and
+/// text.
+Result<std::pair<std::uint16_t, pid_t>> serve_in_background(const OperateOptions& options, PageJobs jobs,
+                                                            Secret token) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe");
+  UniqueFd answer(ends[0]);
+  UniqueFd report(ends[1]);
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child < 0) return system_error(errno, "fork");
+  if (child == 0) {
+    answer.reset();
+    leave_caller(report.get());
+    const auto server = PageServer::listen(options.address, options.port, std::move(jobs), std::move(token));
+    const std::string text =
+        server ? "0 " + std::to_string((*server)->port())
+               : std::to_string(static_cast<int>(server.error().code) + 1) + ' ' + server.error().text;
+    (void)write_bytes(report.get(), text, "pipe");
+    report.reset();
+    if (server) (*server)->run(kDetachedIdle);
+    ::_exit(0);
+  }
+  report.reset();
+  std::string text;
+  char part[512];
+  for (ssize_t count = 0; (count = ::read(answer.get(), part, sizeof part)) > 0;)
+    text.append(part, static_cast<std::size_t>(count));
+  const std::size_t blank = text.find(' ');
+  const auto code = parse_number<int>(std::string_view(text).substr(0, blank));
+  if (!code || blank == std::string::npos)
+    return Error{ErrorCode::kSystem, "the process that serves the page ended"};
+  const std::string rest = text.substr(blank + 1);
+  if (*code != 0) return Error{static_cast<ErrorCode>(*code - 1), rest};
+  return std::pair(parse_number<std::uint16_t>(rest).value_or(0), child);
+}
+
+}  // namespace
+
+Result<> serve_page(const OperateOptions& options, PageJobs jobs) {
   const auto token = DDP_TRY(page_token(options));
-  const auto server = DDP_TRY(PageServer::listen(options.address, options.port, job, Secret(token)));
-  std::printf("%s\n", page_url(options.address, (server)->port(), token).c_str());
-  if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
-  std::fprintf(stderr, "ddplaunch: the page of job %s; Ctrl-C ends the page, not the job\n", job.job.c_str());
+  const std::string about = jobs.only ? "the page of job " + jobs.only->job : "the pages of all jobs";
+  const auto print_url = [&](std::uint16_t port) -> Result<> {
+    std::printf("%s\n", page_url(options.address, port, token).c_str());
+    if (std::fflush(stdout) != 0) return system_error(errno, "standard output");
+    return {};
+  };
+  if (options.detach) {
+    const auto served = DDP_TRY(serve_in_background(options, std::move(jobs), Secret(token)));
+    DDP_TRY(print_url(served.first));
+    std::fprintf(stderr, "ddplaunch: %s; kill %d ends it\n", about.c_str(), static_cast<int>(served.second));
+    return {};
+  }
+  const auto server =
+      DDP_TRY(PageServer::listen(options.address, options.port, std::move(jobs), Secret(token)));
+  DDP_TRY(print_url((server)->port()));
+  std::fprintf(stderr, "ddplaunch: %s; Ctrl-C ends the page, not the job\n", about.c_str());
   (server)->run();
   return {};
 }

@@ -1,10 +1,14 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "apps/ddplaunch/operate/operate_options.h"
 #include "base/asio.h"
@@ -14,50 +18,56 @@
 
 namespace ddp {
 
-/// The most bytes of one stream that a page shows.
-inline constexpr std::size_t kPageOutputBytes = 64u << 10;
-
-/// Returns the state of a job as JSON: the keys of its registration, and while it runs its status. Asks its
-/// ddplaunch, and waits one second at most.
-std::string page_state(const launcher::JobEntry& job);
-
-/// One stream of a rank in an attempt.
-struct OutputStream {
-  std::uint32_t attempt = 0;
-  std::uint32_t rank = 0;
-  bool is_stderr = false;
+/// The state of a job for its page.
+struct PageState {
+  std::string json;  ///< the keys of its registration, its status while it runs, its report after the end
+  bool is_final = false;  ///< it has ended, so that nothing in it changes
 };
-/// Returns the last bytes of a stream, from the begin of a line. kSystem: there is no such file.
-Result<std::string> page_output(const launcher::JobEntry& job, const OutputStream& place);
+/// Asks the job's ddplaunch, and waits one second at most.
+PageState page_state(const launcher::JobEntry& job);
 
 /// Returns all that a report about a job shows, as JSON: state, events, and the last output of ranks that
 /// failed and of rank 0.
 std::string report_data(const launcher::JobEntry& job);
 
-/// Returns the page about a job as one file without references to others. `data`: what a report shows, as
-/// JSON; empty: the page fetches it from the server that it came from. `nonce`: of the server's
-/// Content-Security-Policy.
+/// Returns the page as one file without references to others. `data`, JSON: what a report shows, or
+/// {"page": "job"} or {"page": "jobs"} for a page that fetches it from the server that it came from.
+/// `nonce`: of the server's Content-Security-Policy.
 std::string page_html(std::string_view data, std::string_view nonce);
 
-/// Serves the page about one job over HTTP/1.1 (docs/users/dashboard.md). Every request must have the token,
-/// as ?token=… or as a bearer token. It reads the files of the job and asks its ddplaunch once a second while
+/// Returns whether a browser may have been sent to this server under the name in a Host header. A page of
+/// another site whose name resolves to this address (DNS rebinding) must not reach it. Addresses and
+/// localhost are safe, and beyond loopback the name of this host, `own_name`, with or without a domain.
+bool is_own_host(std::string_view host, bool is_loopback, std::string_view own_name);
+
+/// Where a server finds the jobs whose pages it serves.
+struct PageJobs {
+  std::optional<launcher::JobEntry> only = {};                                   ///< unset: all of the user
+  std::function<std::vector<launcher::JobEntry>()> read = {};                    ///< of all
+  std::function<std::string(const std::vector<launcher::JobEntry>&)> list = {};  ///< as `ps --all --json`
+};
+
+/// Serves the pages about jobs over HTTP/1.1 (docs/users/dashboard.md). Every request must have the token,
+/// as ?token=… or as a bearer token. It reads the files of a job and asks its ddplaunch once a second while
 /// a page is open, so that viewers cost the job nothing else. One thread.
 class PageServer {
  public:
-  static constexpr std::size_t kMostClients = 64;  ///< further ones are closed
+  static constexpr std::size_t kMostClients = 64;  ///< that ask; further ones wait
+  static constexpr std::size_t kMostPages = 64;    ///< that are open; further ones get 503
 
-  /// Listens at `address` (numeric) and `port` (0: any).
+  /// Listens there (launcher::listen_http).
   static Result<std::unique_ptr<PageServer>> listen(const std::string& address, std::uint16_t port,
-                                                    launcher::JobEntry job, Secret token);
+                                                    PageJobs jobs, Secret token);
   ~PageServer();
   PageServer(const PageServer&) = delete;
   PageServer& operator=(const PageServer&) = delete;
 
   std::uint16_t port() const;
-  /// Serves until SIGINT or SIGTERM.
-  void run();
+  /// Serves until SIGINT or SIGTERM, or with `idle` until no client has come for this time.
+  void run(std::optional<std::chrono::seconds> idle = {});
 
  private:
+  struct Feed;
   struct State;
   explicit PageServer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
@@ -66,8 +76,8 @@ class PageServer {
 /// `ddplaunch report`: writes the page about a job, whose files exist, to --output. kUsage: no --output.
 Result<> write_report(const OperateOptions& options, const launcher::JobEntry& job);
 
-/// `ddplaunch dashboard`: prints the address of the page and serves it until the process ends. Errors of the
-/// address and of --token-file.
-Result<> serve_page(const OperateOptions& options, const launcher::JobEntry& job);
+/// `ddplaunch dashboard`: prints the address of the page and serves it until the process ends; with --detach
+/// in a process of its own. Errors of the address and of --token-file.
+Result<> serve_page(const OperateOptions& options, PageJobs jobs);
 
 }  // namespace ddp

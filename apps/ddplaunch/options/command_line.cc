@@ -39,9 +39,6 @@ constexpr CompatibilityOption kCompatibilityOptions[] = {
      "hosts are reached over SSH however many they are; localhost with --ssh-localhost"},
     {"--save-pid", kFlag, kNoted, "ddplaunch.log in --job-dir has all pids"},
     {"--log-level", kValue, kNoted, "--verbose and --quiet choose"},
-    {"--elastic-training", kFlag, kRefused, "use --nnodes MIN:MAX"},
-    {"--min-elastic-nodes", kValue, kRefused, "use --nnodes MIN:MAX"},
-    {"--max-elastic-nodes", kValue, kRefused, "use --nnodes MIN:MAX"},
 
     // accelerate launch.
     {"--multi-gpu", kFlag, kNoted, "--nproc-per-node says how many"},

@@ -163,19 +163,28 @@ constexpr VerbRow kVerbs[] = {
      "(docs/users/check.md).",
      "--deep,--collectives,--min-busbw,--json"},
     {Verb::kHosts, "Run", "hosts", "[options]", "print the ranks and addresses of the job",
-     "Prints the ranks and addresses of the job, and starts no worker (docs/users/check.md).", "--json"},
+     "Prints the ranks and addresses of the job, and starts no worker (docs/users/check.md).",
+     "--history,--forget,--json"},
     {Verb::kPs, "Watch", "ps", "[options]", "list your jobs on this machine",
      "Lists your jobs on this machine: those that run, and those whose ddplaunch was killed."},
     {Verb::kStatus, "Watch", "status", "[options] [JOB]", "show a job, its nodes and its ranks",
      "Shows the state of a job, its nodes and its ranks."},
+    {Verb::kTop, "Watch", "top", "[options] [JOB]", "watch a job and its nodes, redrawn each second",
+     "Shows a job, its nodes and what they use on a terminal, redrawn once a second, and obeys keys."},
+    {Verb::kHang, "Watch", "hang", "[options] [JOB]", "say which rank the others wait for",
+     "Asks the ranks of a running job what they wait for, and prints the verdict with what it rests on "
+     "(docs/users/hang.md). The workers are not stopped for it."},
     {Verb::kLogs, "Watch", "logs", "[options] [JOB]", "print what the workers wrote",
      "Prints what the workers of a job wrote, while it runs and after its end."},
     {Verb::kAttach, "Watch", "attach", "[options] [JOB]", "follow a running job as its own terminal does",
      "Shows the output of a running job from now on and the changes of its state, and exits with its "
      "exit code. Ctrl-C leaves the job alone."},
-    {Verb::kDashboard, "Watch", "dashboard", "[options] [JOB]", "serve a page about a job, and metrics",
-     "Serves a page that shows a job while it runs, and metrics for Prometheus. Ctrl-C ends the page, "
-     "not the job."},
+    {Verb::kDashboard, "Watch", "dashboard", "[options] [JOB]", "serve pages about jobs, and metrics",
+     "Serves a page that shows a job while it runs, and metrics for Prometheus; without JOB a list of all "
+     "jobs with a page for each. Ctrl-C ends the page, not the job."},
+    {Verb::kMcp, "Watch", "mcp", "[options]", "serve status, logs and reports to agents",
+     "Serves the Model Context Protocol over standard input and output, with tools that read the state of "
+     "jobs (docs/users/tools.md)."},
     {Verb::kStop, "Control", "stop", "[options] [JOB]", "end a job as SIGTERM does",
      "Stops a job as SIGTERM does, and returns when it has ended."},
     {Verb::kWait, "Control", "wait", "[options] [JOB]", "wait for the end, and exit with the job's code",
@@ -196,7 +205,7 @@ constexpr VerbRow kVerbs[] = {
 
 /// The options that most jobs use.
 constexpr char kMostUsed[] =
-    "--hostfile,--host,--nproc-per-node,--nnodes,--env,--chdir,--max-restarts,--hang-timeout,--log-dir,--job-"
+    "--hostfile,--host,--nproc-per-node,--nnodes,--env,--chdir,--max-restarts,--hang-timeout,--job-"
     "id,"
     "--detach,--dry-run";
 
@@ -230,8 +239,7 @@ std::string brief_help(const OptionTable& table) {
   std::string text =
       "usage: ddplaunch [options] WORKER [arguments of the worker]\n"
       "       ddplaunch VERB [options] [JOB]\n"
-      "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
-      "WORKER is train (the bundled trainer), a .py file, or any program.\n\n";
+      "Starts WORKER (train, a .py file or any program) on every node, or here when no hosts are given.\n\n";
   std::string_view section;
   for (const VerbRow& verb : kVerbs) {
     if (verb.section != section) text += std::string(section = verb.section) + ":\n";

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -352,6 +353,7 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
         take(remote::filter_hosts(spec.hosts, include, include.empty() ? exclude : ""), kept, diagnostics);
     if (known) spec.hosts = std::move(kept);
   }
+  if (known) read_host_history(options, context, diagnostics);
   const std::string home = context.variable("HOME");
   for (remote::Host& host : spec.hosts) {
     if (!home.empty() && host.identity.starts_with("~/")) host.identity = home + host.identity.substr(1);
@@ -363,6 +365,95 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
   share_total(options, diagnostics);
   give_devices(options.config, spec, diagnostics);
   check_slots(options, diagnostics);
+}
+
+namespace {
+
+/// Returns how many hosts of the list the job needs; the others are spares, or are not used.
+std::size_t hosts_needed(const JobOptions& options) {
+  const std::size_t hosts = options.job.spec.hosts.size();
+  const auto spares = static_cast<std::size_t>(options.job.spec.spares);
+  if (options.written.nnodes) return std::min(hosts, options.written.nnodes->max);
+  // Their slots decide how many of them -n needs.
+  return options.written.ntasks ? 0 : hosts - std::min(hosts, spares);
+}
+
+/// Returns the name under which the history has the failures of the host.
+std::string history_name(const remote::Host& host, const ProcessContext& context) {
+  return remote::is_localhost(host) ? context.host_name : host.name;
+}
+
+/// Returns where the job's host at `index` runs, behind a semicolon.
+std::string history_use(const JobSpec& spec, std::size_t index) {
+  const std::size_t used = hosts_used(spec);
+  if (index >= used) return "; it is not used";
+  if (index + static_cast<std::size_t>(spec.spares) >= used) return "; it is a spare";
+  return "; it is used, since no other host is left";
+}
+
+}  // namespace
+
+void read_host_history(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+  JobSpec& spec = options.job.spec;
+  const std::string& given = options.written.host_history;
+  const std::string state = state_directory(context);
+  if (given.empty() && !state.empty()) spec.host_history = absolute_path("ddplaunch/hosts", state);
+  if (!given.empty() && given != "none") {
+    spec.host_history = given;
+    if (const auto usable = context.can_write(given + "/file"); !usable)
+      return diagnostics.fail("--host-history " + usable.error().text +
+                              "; make the directory first, for several users with chmod 1777");
+  }
+  const bool asked = options.written.avoid_bad_hosts || options.job.history || !options.job.forget.empty();
+  if (asked && spec.host_history.empty())
+    diagnostics.fail("there is no host history: " +
+                     std::string(given.empty() ? "HOME is not set" : "--host-history is none"));
+  // The nodes of per-node mode come by themselves, and have no names before.
+  if (spec.host_history.empty() || spec.per_node) return;
+  const auto history = context.read_host_history(spec.host_history);
+  if (!history) {
+    if (given.empty() && !asked) return diagnostics.note("host history: " + history.error().text);
+    return diagnostics.fail("--host-history " + history.error().text);
+  }
+  const std::vector<launcher::HostRecord> records = history->records();
+  std::map<std::string, const launcher::HostRecord*> by_name;
+  for (const launcher::HostRecord& record : records)
+    if (record.failures > 0) by_name[record.host] = &record;
+  const auto record_of = [&](const remote::Host& host) {
+    const auto found = by_name.find(history_name(host, context));
+    return found == by_name.end() ? nullptr : found->second;
+  };
+  if (options.written.avoid_bad_hosts && hosts_needed(options) < spec.hosts.size()) {
+    // Among bad hosts, the one that failed least often comes first.
+    std::ranges::stable_sort(spec.hosts, {}, [&](const remote::Host& host) {
+      const launcher::HostRecord* record = record_of(host);
+      const bool is_bad = record != nullptr && record->is_bad();
+      return is_bad ? std::pair(record->hardware, record->failures) : std::pair(0, 0);
+    });
+  }
+  for (const remote::Host& host : spec.hosts) {
+    const launcher::HostRecord* record = record_of(host);
+    if (record == nullptr) continue;
+    options.job.bad_record.push_back(*record);
+    options.job.bad_record.back().host = host.name;
+  }
+}
+
+void note_host_history(const JobOptions& options, Diagnostics& diagnostics) {
+  const JobSpec& spec = options.job.spec;
+  if (options.job.verb != Verb::kRun) return;  // the others print it as a finding
+  const std::vector<launcher::HostRecord>& records = options.job.bad_record;
+  std::size_t noted = 0;
+  for (std::size_t i = 0; i < spec.hosts.size() && noted < records.size(); ++i) {
+    const launcher::HostRecord& record = records[noted];  // they have the order of the hosts
+    if (spec.hosts[i].name != record.host) continue;
+    if (noted++ == kMaxNamed) {
+      return diagnostics.note(counted(records.size() - kMaxNamed, "more host") +
+                              " failed lately; ddplaunch hosts --history lists them");
+    }
+    const bool avoided = options.written.avoid_bad_hosts && record.is_bad();
+    diagnostics.note(record.host + ": " + record.text() + (avoided ? history_use(spec, i) : ""));
+  }
 }
 
 void check_daemon_hosts(launcher::JobSpec& spec, Diagnostics& diagnostics) {

@@ -45,7 +45,7 @@ const OptionRule kWithoutSsh{
 void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
   table.group("Hosts",
               "Without `--hostfile`, `--host` and `--hosts-from` the job has one node: this machine.",
-              "ddplaunch --hostfile hosts --include gpu01:0,1@gpu02 --nproc-per-node 2 train");
+              "ddplaunch --hostfile hosts --include gpu01:0,1@gpu02 --nproc-per-node 2 hostname");
   table.value({.names = "--hostfile",
                .other_names = "-hostfile,-machinefile,--machinefile,--deepspeed-hostfile,--mpirun-hostfile",
                .value = "FILE",
@@ -127,6 +127,32 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                      "them"}}},
       number_into(written.ntasks, 1, kMostWorkers));
   table.flag({.names = "--oversubscribe", .help = "allow more workers than slots"}, spec.oversubscribe);
+}
+
+/// Options about the failures of hosts in earlier jobs.
+void add_history(OptionTable& table, WrittenValues& written, const std::string& cwd) {
+  table.value(
+      {.names = "--host-history",
+       .value = "DIR",
+       .default_text = "~/.local/state/ddplaunch/hosts",
+       .help = "directory that keeps the failures of hosts over jobs; none: do not keep them "
+               "(docs/users/host_history.md)",
+       .details = "The default is `$XDG_STATE_HOME/ddplaunch/hosts` if that variable is set. Several users "
+                  "can share a directory with mode 1777."},
+      [&written, path = path_into(written.host_history, cwd)](const std::string& text) -> std::string {
+        if (text != "none") return path(text);
+        written.host_history = text;
+        return "";
+      });
+  table.flag({.names = "--avoid-bad-hosts",
+              .help = "leave hosts that failed lately to the spares",
+              .details = "Such hosts go to the end of the list of hosts if `--nnodes`, `-n` or `--spares` "
+                         "leaves some out. A host is bad with two failures in 7 days, or one hardware error "
+                         "of a GPU ([host_history.md](host_history.md)).",
+              .not_with = {{.others = {kPerNode},
+                            .advice = ", whose nodes come by themselves",
+                            .is_harmless = true}}},
+             written.avoid_bad_hosts);
 }
 
 /// Options that say how this ddplaunch finds the nodes, or joins them.
@@ -359,11 +385,31 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
       spec.fence, {{"rank0", FenceMode::kRank0}, {"all", FenceMode::kAll}, {"off", FenceMode::kOff}});
   table.value({.names = "--hang-timeout",
                .value = "TIME",
-               .default_text = "0, never",
+               .default_text = duration_text(launcher::kElasticHang) +
+                               " if the job may restart and all workers report steps, else never",
                .help = "report a failure when no worker prints or uses the CPU for this time",
                .details = "The ranks are reported, and their stacks collected ([hang.md](hang.md)). At least "
-                          "`1s`."},
+                          "`1s`; `0` means never."},
               time_into(spec.hang_timeout, kShortestHang, true));
+  table.value({.names = "--report-stalls",
+               .value = "TIME",
+               .help = "say which rank the others wait for when the job makes no progress for this time",
+               .details = "Nothing is stopped. It is said again after three and six times as long "
+                          "([hang.md](hang.md#jobs-that-make-no-progress)). At least `1s`; `0` means never."},
+              time_into(spec.report_stalls, kShortestHang, true));
+  table.list(
+      {.names = "--watch",
+       .value = "REGEX=ACTION",
+       .help = "report a line of a worker's output that matches, treat the job as hung, or the rank as "
+               "failed: report, hang, fail; may be repeated (docs/users/hang.md)",
+       .details = "`--watch '(?i)loss.*\\bnan\\b=fail'`. The pattern is searched in each line of "
+                  "stdout and stderr ([hang.md](hang.md#lines-that-mean-trouble))."},
+      watch_into(spec.watch));
+  table.flag({.names = "--no-diagnosis",
+              .help = "do not start PyTorch's worker server in the workers",
+              .details = "That server tells which collective each rank waits in when a job hangs "
+                         "([hang.md](hang.md#pytorch-jobs))."},
+             spec.no_diagnosis);
   table.value(
       {.names = "--stop-grace",
        .other_names = "--shutdown-timeout",
@@ -377,7 +423,7 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
       time_into(spec.stop_grace, milliseconds(0)));
   table.choice<bool>(
       {.names = "--stop-signal-to",
-       .value = "WHO",
+       .value = "group|leader",
        .help = "who gets these signals: each worker's process `group`, or the worker alone (`leader`)",
        .details = "With `leader`, a DataLoader's processes live on while the worker writes its last "
                   "checkpoint. SIGKILL reaches all in any case."},
@@ -461,6 +507,25 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
                .details = "Older ones in the default directory are deleted when a job starts "
                           "([operate.md](operate.md#kept-jobs))."},
               number_into(job.registration.keep, 0, kMostRestarts));
+  table.value(
+      {.names = "--metrics-listen",
+       .value = "ADDRESS:PORT",
+       .help = "serve the job's metrics for Prometheus there, to everybody (docs/users/metrics.md)",
+       .details =
+           "Of a name, the first address counts. Nothing is encrypted, and no token is asked for. A metrics "
+           "reader of your own user can use the control socket instead."},
+      [&job](const std::string& text) -> std::string {
+        const auto place = read_listen(text);
+        if (!place) return kListenForm;
+        std::tie(job.registration.metrics.address, job.registration.metrics.port) = *place;
+        return "";
+      });
+  table.value({.names = "--metrics-linger",
+               .value = "TIME",
+               .help = "go on serving the last metrics for this time after the job's end",
+               .details = "`ddplaunch` exits later, with the job's exit code; Ctrl-C ends the wait.",
+               .only_with = {{"--metrics-listen"}, ""}},
+              time_into(job.registration.metrics.linger, milliseconds(0)));
   table.flag({.names = "--dry-run",
               .help = "print hosts, ranks and command, and start nothing",
               .details = "It also prints the names of the environment's variables.",
@@ -490,6 +555,18 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
                .details = "It is compared with the bus bandwidth of 16 MiB.",
                .only_with = {{"--collectives"}, "; to measure in a job use train bench"}},
               checked(is_bandwidth, ": give GB/s, a number above 0", text_into(job.min_busbw)));
+  table.flag({.names = "--history",
+              .help = "print the failures of hosts in earlier jobs instead",
+              .details = "No host is contacted.",
+              .only_with = {{kHosts}, "; ddplaunch hosts --history prints them"}},
+             job.history);
+  table.list({.names = "--forget",
+              .value = "HOST",
+              .help = "forget the failures of a host, as after a repair; may be repeated",
+              .details = "In a directory of several users only its owner and root can forget the failures in "
+                         "others' jobs.",
+              .only_with = {{kHosts}, "; ddplaunch hosts --forget HOST does it"}},
+             texts_into(job.forget));
   table.flag({.names = "-V,--version", .help = "print the version"});
   table.flag({.names = "-h,--help",
               .help = "print the verbs and the options that most jobs use; --help all: all options"});
@@ -507,6 +584,7 @@ JobOptions::JobOptions(const std::string& cwd) : table(kUsage, true) {
   add_network(table, spec, written);
   add_worker(table, spec, written, cwd);
   add_failure(table, spec, written);
+  add_history(table, written, cwd);
   add_output_options(*this, cwd);
   add_job(table, job, written, cwd);
 }
@@ -601,6 +679,11 @@ void add_files(OptionTable& table, launcher::JobSpec& spec, const std::string& c
                        "the newest PARTS",
                .details = "At least `4K`; `0` is no limit. `64M:4` keeps the newest four parts."},
               log_limit_into(output));
+  table.value({.names = "--tensorboard",
+               .value = "DIR",
+               .help = "write steps and loss for TensorBoard: DIR/JOB_ID/events.out.tfevents.…",
+               .details = "See [metrics.md](metrics.md#tensorboard)."},
+              path_into(output.tensorboard, cwd));
   table.flag({.names = "--jsonl",
               .help = "also keep the lines as JSON: attempt_0/lines.jsonl in the job's directory"},
              output.jsonl);

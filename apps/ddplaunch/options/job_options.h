@@ -42,6 +42,8 @@ struct WrittenValues {
   std::string report;
   std::string accelerate_config;
   std::string job_file;
+  std::string host_history;  ///< absolute; "none"; empty: the user's own
+  bool avoid_bad_hosts = false;
 };
 
 /// The options of one command line. The table declares each option once, with its field in `job` or
@@ -75,19 +77,28 @@ CommandLine read_sources(const std::vector<std::string>& args, const ProcessCont
 /// are the nodes of the job, started with srun. A step of one task runs on its own node, unless a person
 /// types in it (srun --pty) or --nnodes asks for more. If srun starts one launcher per task, it reports an
 /// error: a job on this machine alone would silently have the wrong world.
-void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
+void read_scheduler(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
 /// Decides whether this ddplaunch runs in per-node mode, with one ddplaunch on each node. The options are
 /// --node-rank, --master-addr, --rdzv-endpoint and --nnodes. If they are missing, variables of the scheduler
 /// decide: NODE_RANK, MASTER_ADDR, MASTER_PORT; RANK and WORLD_SIZE of Kubeflow's pods; Slurm's variables if
 /// srun has started one ddplaunch on each node (SlurmStep). In this mode it fills per_node, and the node
-/// options that the scheduler gave. Call it before heed_scheduler and read_host_options. Returns false if an
+/// options that the scheduler gave. Call it before read_scheduler and read_host_options. Returns false if an
 /// error leaves the nodes unknown.
 bool read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
 /// Fills hosts, max_nodes and launcher: --hostfile, --host or --hosts-from (a scheduler's variables, standard
 /// input), --include or --exclude, --nnodes, --nproc-per-node against the slots, --launcher.
 void read_host_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
+
+/// Fills host_history and what it says about the hosts. With --avoid-bad-hosts, bad hosts go to the end of
+/// the list if the job leaves hosts out or keeps spares. Call it when the hosts are known, and before they
+/// are counted.
+void read_host_history(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
+
+/// Notes the hosts of a job that failed lately, and with --avoid-bad-hosts where they stand. Call it when the
+/// number of nodes is known.
+void note_host_history(const JobOptions& options, Diagnostics& diagnostics);
 
 /// Refuses hosts that only SSH can reach as they ask for, with --launcher daemon. Call it after the hosts and
 /// their wrappers.
@@ -97,6 +108,9 @@ void check_daemon_hosts(launcher::JobSpec& spec, Diagnostics& diagnostics);
 /// Later sources override earlier ones: .deepspeed_env of the home directory, then of the current directory,
 /// --env-file, --env.
 void read_env_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
+
+/// Returns the directory for the state of programs; empty: neither XDG_STATE_HOME nor HOME names one.
+std::string state_directory(const ProcessContext& context);
 
 /// Declares the options about the workers' output.
 void add_output_options(JobOptions& options, const std::string& cwd);

@@ -100,7 +100,7 @@ std::string tasks_text(const SlurmStep& step, std::optional<LauncherKind> chosen
 
 }  // namespace
 
-void heed_scheduler(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+void read_scheduler(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   const SlurmStep step(context);
   std::optional<LauncherKind>& chosen = options.written.launcher;
   if (chosen == LauncherKind::kSlurm && !step.in_job()) {

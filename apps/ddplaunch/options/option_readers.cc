@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "launcher/lines/line_watch.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/shell_command.h"
 
@@ -250,6 +251,18 @@ ReadValue hooks_into(std::vector<launcher::Hook>& field) {
   };
 }
 
+ReadValue watch_into(std::vector<launcher::WatchRule>& field) {
+  return [&field](const std::string& text) -> std::string {
+    auto rule = launcher::parse_watch_rule(text);
+    if (!rule) return ": " + rule.error().text;
+    if (field.size() == launcher::LinePatterns::kMost)
+      return ": at most " + std::to_string(launcher::LinePatterns::kMost) +
+             " rules are possible; join patterns with |";
+    field.push_back(std::move(*rule));
+    return "";
+  };
+}
+
 ReadValue log_limit_into(launcher::OutputOptions& output) {
   return [&output](const std::string& text) -> std::string {
     const std::size_t colon = std::min(text.find(':'), text.size());
@@ -279,6 +292,18 @@ std::string absolute_path(std::string_view path, std::string_view base) {
     at = end + 1;
   }
   return result.empty() ? "/" : result;
+}
+
+std::optional<std::pair<std::string, std::uint16_t>> read_listen(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  std::string address(text.substr(0, colon == std::string_view::npos ? 0 : colon));
+  const auto port = parse_number<std::uint16_t>(text.substr(colon + 1));
+  if (address.size() > 2 && address.front() == '[' && address.back() == ']')
+    address = address.substr(1, address.size() - 2);
+  else if (address.find(':') != std::string::npos)
+    address.clear();
+  if (address.empty() || !port) return std::nullopt;
+  return std::pair(std::move(address), *port);
 }
 
 }  // namespace ddp

@@ -60,6 +60,11 @@ bool is_bandwidth(std::string_view text);
 /// Returns what is wrong with the name or address of node 0, as a reader does; empty: nothing.
 std::string host_problem(std::string_view host);
 
+/// Reads ADDRESS:PORT, an IPv6 address in brackets.
+std::optional<std::pair<std::string, std::uint16_t>> read_listen(std::string_view text);
+/// What an error about such a text says.
+inline constexpr char kListenForm[] = ": give ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080";
+
 /// The functions below return readers, whose fields must outlive them.
 
 /// An endpoint, with its port or without.
@@ -72,6 +77,7 @@ ReadValue program_into(std::string& field, std::string base);
 ReadValue command_into(std::vector<std::string>& field);
 /// EVENT=COMMAND of --on, which adds one.
 ReadValue hooks_into(std::vector<launcher::Hook>& field);
+ReadValue watch_into(std::vector<launcher::WatchRule>& field);
 /// SIZE[:PARTS] of --log-max-size.
 ReadValue log_limit_into(launcher::OutputOptions& output);
 

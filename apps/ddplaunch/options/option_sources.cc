@@ -195,6 +195,13 @@ OptionSource read_variables(const ProcessContext& context, const OptionSource& s
     const std::string variable = variable_of(name);
     const std::string value = context.variable(variable);
     if (value.empty() || is_given(name)) continue;
+    if (table.find(name) == nullptr &&
+        std::ranges::find(compatibility_options(), name, &CompatibilityOption::name) ==
+            compatibility_options().end()) {
+      diagnostics.fail(variable + '=' + value + ": ddplaunch has no option like torchrun's " + name +
+                       "; unset " + variable + " (docs/users/options.md says what to write instead)");
+      continue;
+    }
     const bool is_flag = std::ranges::count(kPetFlags, name) > 0;
     if (is_flag && !is_digits(value)) {
       diagnostics.fail(variable + '=' + value + ": give 1 for " + name +

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <string_view>
 
 #include "apps/ddplaunch/options/command_line.h"
@@ -166,6 +167,15 @@ void read_failure(JobOptions& options, const ProcessContext& context, Diagnostic
   JobSpec& spec = options.job.spec;
   // One option sets both: a given time means how long the workers need.
   if (options.given("--stop-grace")) spec.failure_grace = spec.stop_grace;
+  // A rank in a collective of NCCL waits for ever for a peer that hangs: ddplaunch.elastic turns NCCL's own
+  // time-out off.
+  if (!options.given("--hang-timeout") && (spec.max_restarts > 0 || spec.scale_up_now)) {
+    spec.hang_timeout = launcher::kElasticHang;
+    spec.hang_by_steps = true;
+  }
+  // Somebody types what rank 0 reads, and may be thinking.
+  if (options.written.stdin_to_rank0.value_or(false) && !options.given("--report-stalls"))
+    spec.report_stalls = std::chrono::milliseconds(0);
   const std::string& report = options.written.report;
   if (report.empty()) return;
   if (report == "-") {
@@ -175,14 +185,6 @@ void read_failure(JobOptions& options, const ProcessContext& context, Diagnostic
   spec.report_path = absolute_path(report, context.cwd);
   if (const auto writable = context.can_write(spec.report_path); !writable)
     diagnostics.fail("--report " + report + " cannot be written: " + writable.error().text);
-}
-
-/// Returns the directory for the state of programs; empty: HOME is not set.
-std::string state_directory(const ProcessContext& context) {
-  const std::string state = context.variable("XDG_STATE_HOME"), home = context.variable("HOME");
-  // The XDG specification: a relative path is invalid and must be ignored.
-  if (state.starts_with('/')) return state;
-  return home.starts_with('/') ? absolute_path(".local/state", home) : "";
 }
 
 void read_job(JobOptions& options, const CommandLine& line, const ProcessContext& context,
@@ -202,6 +204,15 @@ void read_job(JobOptions& options, const CommandLine& line, const ProcessContext
   options.job.registration.cwd = context.cwd;
   const std::string name = options.given("--job-dir") ? spec.job_id : run;
   if (!spec.output.log_dir.empty()) spec.output.log_dir += '/' + name;
+  if (std::string& events = spec.output.tensorboard; !events.empty()) {
+    // A directory that is missing is made.
+    if (const auto writable = context.can_write(events + "/file");
+        !writable && writable.error().sys != ENOENT)
+      diagnostics.fail("--tensorboard " + writable.error().text);
+    // TensorBoard reads the files of a directory in the order of their names, so a later run of an id goes
+    // on.
+    events += '/' + spec.job_id + "/events.out.tfevents." + context.new_job_id;
+  }
   if (options.given("--job-dir")) return;
   const std::vector<std::string>& directories = options.job.registration.directories;
   spec.fallback_job_dir = directories.back() + '/' + name;
@@ -329,11 +340,12 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   if (options.given("--version")) return PrintText{version_text(), {}};
 
   const bool nodes_known = read_node_options(options, context, diagnostics);
-  if (!job.spec.per_node && nodes_known) heed_scheduler(options, context, diagnostics);
+  if (!job.spec.per_node && nodes_known) read_scheduler(options, context, diagnostics);
   for (const std::string& error : options.broken_rules())
     diagnostics.fail(error);
   // Without the nodes, missing hosts would be a consequence.
   if (nodes_known) read_host_options(options, context, diagnostics);
+  note_host_history(options, diagnostics);
   read_start(options, context, diagnostics);
   check_daemon_hosts(job.spec, diagnostics);
   read_command(options, line, diagnostics);
@@ -352,6 +364,13 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   job.notes = std::move(diagnostics.notes);
   job.registration.arguments = host_arguments(options);
   return std::move(job);
+}
+
+std::string state_directory(const ProcessContext& context) {
+  const std::string state = context.variable("XDG_STATE_HOME"), home = context.variable("HOME");
+  // The XDG specification: a relative path is invalid and must be ignored.
+  if (state.starts_with('/')) return state;
+  return home.starts_with('/') ? absolute_path(".local/state", home) : "";
 }
 
 std::vector<std::string> jobs_directories(const ProcessContext& context) {

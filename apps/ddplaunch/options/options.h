@@ -15,6 +15,7 @@
 #include "launcher/control/job_registry.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/job/worker_env.h"
+#include "launcher/report/host_history.h"
 
 namespace ddp {
 
@@ -45,9 +46,12 @@ enum class Verb : std::uint8_t {
   kHosts,
   kPs,
   kStatus,
+  kTop,
+  kHang,
   kLogs,
   kAttach,
   kDashboard,
+  kMcp,
   kStop,
   kWait,
   kExec,
@@ -94,6 +98,8 @@ struct ProcessContext {
   /// Returns whether a file could be created or overwritten at `path`, absolute; changes nothing. Errors:
   /// kSystem, with errno and "DIRECTORY: reason" or "PATH: reason".
   std::function<Result<>(const std::string& path)> can_write;
+  /// Reads the host history of a directory, now (launcher/control/history_files.h).
+  std::function<Result<launcher::HostHistory>(const std::string& directory)> read_host_history;
 
   /// Returns the value of a variable. An unset one means the same as an empty one.
   std::string variable(std::string_view name) const {
@@ -116,8 +122,11 @@ struct RunJob {
   bool deep = false;          ///< kCheck: also tests the devices and the links between them
   bool collectives = false;   ///< kCheck: also measures an all-reduce over all ranks
   launcher::JobRegistration registration = {};
-  bool detach = false;    ///< kRun: return when all ranks run
-  std::string min_busbw;  ///< required GB/s of the all-reduce; empty: none
+  bool detach = false;                                ///< kRun: return when all ranks run
+  std::string min_busbw;                              ///< required GB/s of the all-reduce; empty: none
+  std::vector<launcher::HostRecord> bad_record = {};  ///< hosts of the job that failed lately, in its order
+  bool history = false;                               ///< kHosts: print the host history instead
+  std::vector<std::string> forget;                    ///< kHosts: hosts whose failures are to be forgotten
 };
 
 /// --help, --version, --dry-run: text for stdout, then exit 0.

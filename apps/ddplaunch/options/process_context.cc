@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
+#include "launcher/control/history_files.h"
 #include "launcher/job/worker_env.h"
 
 namespace ddp {
@@ -115,6 +117,10 @@ ProcessContext read_process_context() {
   result.read_own_file = read_own_file;
   result.read_stdin = read_stdin;
   result.can_write = can_write;
+  result.read_host_history = [](const std::string& directory) {
+    return launcher::read_host_history(
+        directory, std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now()));
+  };
   return result;
 }
 

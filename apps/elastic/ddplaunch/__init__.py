@@ -13,7 +13,6 @@ survive the loss of other ranks. docs/users/metrics.md documents both functions.
 """
 
 import atexit
-import bisect
 import json
 import math
 import os
@@ -26,7 +25,7 @@ __all__ = ["report", "stopping"]
 
 REPORT_EVERY_S = 0.1  # the agent reads no more
 SAME_STOP_S = 1.0     # launchers signal a group and its processes, so a signal comes twice
-STEP_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)  # of the worker protocol's histogram
+STEP_BUCKETS, BUCKETS_PER_DECADE = 146, 25  # of the worker protocol's histogram, from 1 ms on
 
 
 class Steps:
@@ -37,13 +36,20 @@ class Steps:
         self.clear()
 
     def clear(self):
-        self.counts, self.seconds = [0] * (len(STEP_BOUNDS_S) + 1), 0.0
+        self.counts, self.seconds, self.waited = {}, 0.0, 0.0
+
+    def word(self):
+        """Returns the keys of a report (docs/developers/worker_protocol.md)."""
+        word = {"durations": sorted(self.counts.items()), "seconds": self.seconds}
+        return dict(word, waited=min(self.waited, self.seconds)) if self.waited > 0 else word
 
     def add(self, completed, now):
         """Counts the steps since the last call. Another attempt of the same process may begin at an earlier step."""
         if self.last and completed > self.last[0]:
             steps = completed - self.last[0]
-            self.counts[bisect.bisect_left(STEP_BOUNDS_S, (now - self.last[1]) / steps)] += steps
+            place = math.ceil(BUCKETS_PER_DECADE * math.log10(max((now - self.last[1]) / steps, 1e-9) / 0.001) - 1e-9)
+            bucket = min(max(place, 0), STEP_BUCKETS)
+            self.counts[bucket] = self.counts.get(bucket, 0) + steps
             self.seconds += now - self.last[1]
         if self.last is None or completed != self.last[0]:
             self.last = (completed, now)
@@ -62,9 +68,12 @@ class _Reports:
         self.unsent, self.sent_at = None, -math.inf
         atexit.register(self.flush)
 
-    def add(self, word, now):
+    def add(self, word, waited, now):
         with self.lock:
+            measures = self.steps.last is not None  # the first call begins the first step
             self.steps.add(word["step"], now)
+            if measures:
+                self.steps.waited += waited
             self.unsent = word
             if now - self.sent_at >= REPORT_EVERY_S:
                 self._send(now)
@@ -76,7 +85,7 @@ class _Reports:
                 self._send(time.monotonic())
 
     def _send(self, now):
-        word = dict(self.unsent, durations=self.steps.counts, seconds=self.steps.seconds)
+        word = dict(self.unsent, **self.steps.word())
         self.unsent, self.sent_at = None, now
         try:
             self.socket.sendto(json.dumps(word, separators=(",", ":")).encode(), self.path)
@@ -85,14 +94,20 @@ class _Reports:
         self.steps.clear()
 
 
+def as_number(loss):
+    """Returns a loss, a number or a tensor of one, as JSON can say it: None if it is none or not finite."""
+    loss = None if loss is None else float(loss.detach() if hasattr(loss, "detach") else loss)
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
 _reports = None
 _stopping = None  # (name of the signal, when it came)
 _watched = False
 
 
-def report(step, loss=None, phase=None):
+def report(step, loss=None, phase=None, waited=0.0):
     """Says that `step` steps are complete. Call it at the end of each step; it costs microseconds, and ten reports a second are
-    sent at most. `loss`: of the last step, a number or a tensor of one; `phase`: in a few words what comes next."""
+    sent at most. `loss`: of the last step, a number or a tensor of one; `phase`: in a few words what comes next; `waited`: seconds of the steps since the last call in which this rank waited for others."""
     global _reports
     path = os.environ.get("DDPLAUNCH_METRICS")
     if not path:
@@ -100,12 +115,11 @@ def report(step, loss=None, phase=None):
     if _reports is None or _reports.pid != os.getpid():  # a forked child has its parent's socket and steps
         _reports = _Reports(path)
     word = {"step": int(step)}
-    loss = None if loss is None else float(loss)
-    if loss is not None and math.isfinite(loss):  # JSON has no word for the others
-        word["loss"] = loss
+    if as_number(loss) is not None:
+        word["loss"] = as_number(loss)
     if phase:
         word["in"] = str(phase)[:64]
-    _reports.add(word, time.monotonic())
+    _reports.add(word, float(waited), time.monotonic())
 
 
 def stopping():

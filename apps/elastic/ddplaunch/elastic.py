@@ -24,13 +24,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import hashlib
 import io
 import json
-import math
 import os
 import random
-import re
 import select
 import socket
 import sys
@@ -48,9 +45,13 @@ try:
 except ImportError as error:
     raise ImportError(f"ddplaunch.elastic: cannot import PyTorch: {error}; install it for the interpreter that runs the script") from error
 
-from . import Steps
+from . import Steps, as_number
+from ._data import Position, check_loader, seed_of
+from ._gloo import Sockets, SurvivingGroup, expire_collectives
+from ._torch import (SHARDING, abort_groups, can_connect_again, clear_scaler, is_scaler, reset_group_numbers, scale_of, version_of,
+                     watch_new_groups)
 
-__all__ = ["LinkLost", "Revoked", "StepSeed", "World", "rejoin"]
+__all__ = ["LinkLost", "Revoked", "StepSeed", "World", "rejoin", "run"]
 
 PROTOCOL = 1
 LINE_BYTES = 4096
@@ -58,6 +59,7 @@ STEP_EVERY_S = 0.1   # the protocol allows ten reports a second
 ORDER_S = 10.0       # how long a worker that lost a peer waits for the next order
 FIRST_ORDER_S = 60.0
 GRACE_S = 1.0        # how long it waits after an exception that no lost peer explains
+FORK_WAIT_S = 0.1    # how long a fork waits for the other threads of this process
 PIECE_BYTES = 64 << 20
 ORDER_KEYS = ("attempt", "rank", "world", "local_rank", "local_world", "node_rank", "nodes")
 
@@ -191,152 +193,10 @@ class _Link:
             self.changed.notify_all()
 
 
-class _Sockets:
-    """The TCP connections of process groups and of their store. Gloo cannot be aborted, and only ranks that exchange data
-    with a dead rank notice its death. shutdown(2) on these connections wakes the threads that wait for them. A connection
-    belongs to the attempt when it leads to the store or when Gloo's event loop waits for it. An event loop counts as Gloo's
-    when it registers pointers and appears while a group is made, even if another thread made it. Other connections of other
-    threads are not touched."""
-
-    def __init__(self) -> None:
-        self.own: Dict[int, None] = {}      # by inode, since a descriptor's number may be reused
-        self.before: Optional[set] = None   # event loops that are older than the group being made
-        self.depth = 0
-        self.ranks = 1                      # ranks of the present attempt
-        self.stores: set = set()            # addresses of the attempt's store
-        self.shut_down: Dict[int, socket.socket] = {}  # Gloo's connections that shut() has ended, open until release()
-        self.answered: set = set()          # listening sockets that _answer() has served
-
-    def expect(self, ranks: int, host: str, port: int) -> None:
-        """Sets the number of ranks and the store of the next attempt."""
-        self.ranks = ranks
-        with contextlib.suppress(OSError):
-            self.stores = {(info[4][0], port) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-
-    def forget(self) -> None:
-        """Forgets the sockets of the attempt, whose groups are destroyed."""
-        self.own.clear()
-        self.answered.clear()
-        self.stores = set()
-
-    def release(self) -> None:
-        """Closes the connections that shut() has ended. All ranks have left their attempt."""
-        for connection in self.shut_down.values():
-            connection.close()
-        self.shut_down.clear()
-
-    @staticmethod
-    def _open(listening: bool = False) -> Iterator[Tuple[int, socket.socket]]:
-        """Yields (inode, duplicate) of each TCP connection of this process, or of each listening socket. A duplicate is open
-        until the next one is requested."""
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                    with socket.socket(fileno=os.dup(int(name))) as copy:
-                        if (copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-                                and bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening):
-                            yield os.fstat(copy.fileno()).st_ino, copy
-
-    @staticmethod
-    def _loops() -> Dict[str, set]:
-        """Returns the inodes that each event loop (epoll) of this process waits for, by the loop's descriptor. Gloo registers
-        pointers. Loops that register descriptors, such as Python's and libuv's, have an empty set."""
-        found = {}
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                    with open(f"/proc/self/fdinfo/{name}") as info:
-                        waits = re.findall(r"^tfd: *(\d+) .*data: *(\w+) .*ino:(\w+)", info.read(), re.M)
-                    of_pointers = all(int(data, 16) & 0xffffffff != int(fd) for fd, data, _ in waits)
-                    found[name] = {int(inode, 16) for _, _, inode in waits} if of_pointers else set()
-        return found
-
-    def _of_new_loops(self) -> set:
-        before = self.before  # the main thread may end opening() meanwhile
-        if before is None:
-            return set()
-        return set().union(*(inodes for loop, inodes in self._loops().items() if loop not in before))
-
-    def _leads_to_store(self, connection: socket.socket) -> bool:
-        with contextlib.suppress(OSError):
-            host, port = connection.getpeername()[:2]
-            return (host.rpartition("::ffff:")[2], port) in self.stores
-        return False
-
-    @contextlib.contextmanager
-    def opening(self) -> Iterator[None]:
-        """A process group is made in this context: event loops that appear are Gloo's."""
-        if self.depth == 0:
-            self.before = set(self._loops())
-        self.depth += 1
-        try:
-            yield
-        finally:
-            self.depth -= 1
-            if self.depth == 0:
-                new = self._of_new_loops()
-                self.own.update((inode, None) for inode, copy in self._open() if inode in new or self._leads_to_store(copy))
-                self.before = None
-
-    def watch_new_groups(self) -> None:
-        """Makes groups that the script creates with new_group() part of the attempt."""
-        c10d = dist.distributed_c10d
-        make = getattr(c10d, "_new_process_group_helper", None)
-        if make is not None:
-            @functools.wraps(make)
-            def watched(*args: Any, **named: Any) -> Any:
-                with self.opening():
-                    return make(*args, **named)
-            c10d._new_process_group_helper = watched
-
-    def shut(self) -> None:
-        """Ends Gloo's connections so that no write fails, here or in a rank that has not been notified yet. Gloo queues a
-        message whose write fails. When it then closes the connection, it forgets to wake the thread that waits for this
-        message. So only the incoming stream ends, and a copy keeps the connection open after Gloo has closed it."""
-        new = self._of_new_loops()
-        for inode, copy in self._open():
-            is_store = self._leads_to_store(copy)
-            if is_store or inode in self.own or inode in new:
-                with contextlib.suppress(OSError):
-                    if not is_store and inode not in self.shut_down:
-                        self.shut_down[inode] = copy.dup()
-                    copy.shutdown(socket.SHUT_RDWR if is_store else socket.SHUT_RD)
-        # A group that is being made may wait for a rank that published its address and then died or left the attempt before
-        # it connected. No connection to shut down exists yet. The listening socket stays open: Gloo of PyTorch 2 ends the
-        # process when accept() fails.
-        for inode, copy in self._open(listening=True) if new else ():
-            if inode in new and inode not in self.answered and self._answer(copy):
-                self.answered.add(inode)
-
-    def _answer(self, listener: socket.socket) -> bool:
-        """Connects to Gloo's listener in place of every rank that it may wait for, and closes the connections. A peer
-        identifies its connection by the number of its pair: eight bytes in host order, counted from 0. Gloo keeps a
-        connection whose pair waits only later."""
-        for pair in range(self.ranks):
-            try:
-                with socket.socket(listener.family, socket.SOCK_STREAM) as connection:
-                    connection.settimeout(1)
-                    connection.connect(listener.getsockname())
-                    connection.sendall(pair.to_bytes(8, sys.byteorder))
-            except OSError:
-                return False
-        return True
-
-    def broken(self) -> bool:
-        """Returns whether a connection was closed, by its owner after an error or by the peer."""
-        seen, poll = 0, select.poll()
-        with contextlib.ExitStack() as copies:
-            for inode, copy in self._open():
-                if inode in self.own:
-                    seen += 1
-                    poll.register(copies.enter_context(copy.dup()), select.POLLRDHUP)  # poll also reports POLLHUP and POLLERR
-            return seen < len(self.own) or bool(poll.poll(0))
-
-
 def _mark(value: Any) -> Any:
     """Returns a copy of a state_dict() that differs when the state does: numbers, texts, and the version of each tensor."""
     if isinstance(value, torch.Tensor):
-        return value._version
+        return version_of(value)
     if isinstance(value, dict):
         return {key: _mark(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -367,7 +227,8 @@ class _Progress:
         self.earlier: List[Any] = []     # the same in the attempt before that one
         self.marks: List[Any] = []
         self.others: List[Tuple[torch.Tensor, int]] = []  # parameters without a registered optimizer, and their versions
-        self.buffers: List[Tuple[dict, str, torch.Tensor, torch.Tensor]] = []
+        self.buffers: List[Tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
+        self.position = Position()
         self.event: Any = None           # completes with the last step that was counted, on a GPU
 
     def begin(self, world: World) -> None:
@@ -393,10 +254,10 @@ class _Progress:
         modules = self._registered(torch.nn.Module)
         groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
         trained = {id(p) for group in groups for p in group["params"]}
-        self.others = [(p, p._version) for module in modules for p in module.parameters() if id(p) not in trained]
+        self.others = [(p, version_of(p)) for module in modules for p in module.parameters() if id(p) not in trained]
         # A forward pass changes some buffers (BatchNorm) and does not always count that in their versions.
-        self.buffers = [(part._buffers, name, buffer, buffer.detach().clone()) for module in modules for part in module.modules()
-                        for name, buffer in part._buffers.items() if buffer is not None]
+        self.buffers = [(part, name, buffer, buffer.detach().clone()) for module in modules for part in module.modules()
+                        for name, buffer in part.named_buffers(recurse=False)]
 
     def _registered(self, kind: type) -> List[Any]:
         return [holder for holder in self.registered if isinstance(holder, kind)]
@@ -404,16 +265,14 @@ class _Progress:
     def _marks(self) -> List[Any]:
         """Returns the marks of schedulers, scalers and similar objects; optimizers have a hook."""
         def state(holder: Any) -> Any:
-            if hasattr(holder, "_per_optimizer_states"):  # a GradScaler, whose state_dict() would wait for the GPU
-                return getattr(holder, "_scale", None)
-            return holder.state_dict()
+            return scale_of(holder) if is_scaler(holder) else holder.state_dict()
         return [_mark(state(holder)) for holder in self.registered
                 if not isinstance(holder, (torch.nn.Module, torch.optim.Optimizer))]
 
     def _have_changed(self) -> bool:
         # A GradScaler makes its scale when it is first used.
         return (any(old is not None and old != new for old, new in zip(self.marks, self._marks()))
-                or any(p._version != version for p, version in self.others))
+                or any(version_of(p) != version for p, version in self.others))
 
     def before_optimizer(self) -> None:
         """Runs before an optimizer uses gradients. It waits until they are complete, and raises Revoked after a revoke, since
@@ -458,6 +317,18 @@ class _Progress:
                 self.event.record()
             return True
 
+    def has_moved(self) -> bool:
+        """Returns whether an optimizer, a scheduler or a scaler has stepped since the last counted step."""
+        return self.stepped or self.marks != self._marks()
+
+    def end_epoch(self) -> None:
+        """Takes what followed the epoch's last step (validation, a scheduler) as part of that step's state."""
+        with self.lock:
+            self.position.next_epoch()
+            if not self.stepped and not (self.frozen and self.asynchronous):
+                self.seed()
+                self.mark()
+
     def seed(self) -> None:
         for holder in self.registered:
             if isinstance(holder, StepSeed):
@@ -486,8 +357,8 @@ class _Progress:
         if self.completed is not None and why is not None:
             _warn(f"the state after step {self.completed} is not used: {why}")
             self.completed = None
-        for table, name, buffer, copy in self.buffers if self.completed is not None else ():
-            table[name] = buffer
+        for part, name, buffer, copy in self.buffers if self.completed is not None else ():
+            setattr(part, name, buffer)
             if not torch.equal(buffer, copy):
                 buffer.copy_(copy)
         return self.completed
@@ -510,21 +381,18 @@ def _before_each_step(optimizer: torch.optim.Optimizer, call: Callable[[], None]
     optimizer.step = types.MethodType(hooked, optimizer)  # a scheduler that is made later needs a method
 
 
-# Classes whose objects are split over ranks, by the beginning of their module's name. state_dict() of such an object is a part of
-# the state (FSDP2, tensor parallelism, ZeRO), or a collective that rank 0 alone would wait in (FSDP1).
-_SHARDING = ("torch.distributed.fsdp", "torch.distributed._composable", "torch.distributed._shard", "torch.distributed.tensor",
-            "torch.distributed._tensor", "torch.distributed.optim", "torch.distributed.pipelin", "deepspeed.", "fairscale.", "megatron.")
-
-
 def _refuse_shards(holder: Any) -> None:
     """Raises TypeError if an object of world.sync() is split over ranks. It runs before any collective, and alike on all ranks."""
+    if isinstance(holder, torch.nn.parallel.DistributedDataParallel):
+        raise TypeError("world.sync() got a DistributedDataParallel, which belongs to one attempt: register the module that it wraps, and "
+                        "wrap that in each attempt")
     parts: List[Tuple[str, Any]] = [("", holder)]
     if isinstance(holder, torch.nn.Module):
         parts += [*holder.named_modules(), *holder.named_parameters(), *holder.named_buffers()]
     elif isinstance(holder, torch.optim.Optimizer):
         parts += [("a parameter", p) for group in holder.param_groups for p in group["params"]]
     for name, part in parts:
-        kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith(_SHARDING)]
+        kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith(SHARDING)]
         if kinds:
             where = f" ({name} is a {kinds[0].__name__})" if part is not holder else ""
             raise TypeError(f"world.sync() got a {type(holder).__name__} that is split over the ranks{where}. One rank has only its part "
@@ -547,8 +415,7 @@ class StepSeed:
         self.seed = state["seed"]
 
     def seed_step(self, completed: int, rank: int) -> None:
-        digest = hashlib.sha256(f"{self.seed} {completed} {rank}".encode()).digest()
-        number = int.from_bytes(digest[:8], "little")
+        number = seed_of(self.seed, completed, rank)
         random.seed(number)
         torch.manual_seed(number)
         if "numpy" in sys.modules:
@@ -568,7 +435,8 @@ class World:
         self.nodes: int = order["nodes"]
         self.source: Optional[int] = order.get("from")  # rank that holds the state; None: no rank does, a fresh start
         self._link, self._order, self._progress, self._device = link, order, progress, device
-        self._is_ready = self._is_synced = False
+        self._is_ready = self._is_synced = self._is_in_epoch = False
+        self.loss: Any = None  # of the step that runs; set it for `ddplaunch status` and the dashboard
         self._steps = Steps()
         progress.begin(self)
 
@@ -604,10 +472,45 @@ class World:
                     self._steps.clear()
                 self._steps.add(self.completed, time.monotonic())
                 self._link.report = {"step": self.completed, **({"in": phase[:64]} if phase else {}),
-                                     **({"loss": float(loss)} if loss is not None and math.isfinite(loss) else {}),
-                                     "durations": list(self._steps.counts), "seconds": self._steps.seconds}
+                                     **({} if as_number(loss) is None else {"loss": as_number(loss)}),
+                                     **self._steps.word()}
             if self.revoked is not None and not (by_optimizer and is_counted):
                 raise Revoked(self.revoked)
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Yields the numbers of the steps that remain of `count`, and calls step() after each."""
+        self._progress.seed()  # what precedes the loop may draw numbers
+        while self.completed < count:
+            yield self.completed
+            self._end_step()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yields the numbers of the epochs that remain of `count`, the interrupted one first. What follows the last step of an
+        epoch belongs to that step: a validation, and then a scheduler that needs its result."""
+        while self._progress.position.epoch < count:
+            self._is_in_epoch = False
+            yield self._progress.position.epoch
+            self._progress.end_epoch()
+            if self.revoked is not None:
+                raise Revoked(self.revoked)
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Yields the batches of `loader`, a DataLoader or StatefulDataLoader, that remain of this epoch, and calls step() after each one
+        in which an optimizer has stepped. The others belong to the next step (gradient accumulation)."""
+        if self._is_in_epoch:
+            raise RuntimeError("world.batches() was called twice in an epoch; iterate over other loaders directly, and over epochs with "
+                               "world.epochs()")
+        check_loader(loader, self.world_size)
+        self._is_in_epoch, position = True, self._progress.position
+        for number, batch in position.remaining(loader, self.rank, self.world_size, self._progress.seed):
+            yield batch
+            if self._progress.has_moved():
+                self._end_step(lambda: position.advance(loader, number, self.world_size))
+
+    def _end_step(self, advance: Callable[[], None] = lambda: None) -> None:
+        loss, self.loss = self.loss, None
+        advance()
+        self.step(self.completed + 1, loss=loss)
 
     def sync(self, *holders: Any, extra: Any = None) -> Any:
         """Gives all ranks the state of the source: the state of `holders`, and `completed`. At a fresh start rank 0 is the
@@ -624,7 +527,8 @@ class World:
         buffer = bytearray()
         if self.rank == root:
             out = io.BytesIO()
-            torch.save((self._progress.completed, kinds, [holder.state_dict() for holder in holders], extra), out)
+            torch.save((self._progress.completed, self._progress.position.state_dict(), kinds,
+                        [holder.state_dict() for holder in holders], extra), out)
             buffer = bytearray(out.getbuffer())
         size = torch.tensor([len(buffer)], device=self._device)
         dist.broadcast(size, root)
@@ -637,16 +541,19 @@ class World:
             piece.copy_(self._received(there))
         if self.rank != root:
             # The data comes from a rank of this job, so it is as trusted as any object that ranks exchange.
-            completed, theirs, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
+            completed, position, theirs, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
             if theirs != kinds:
                 raise RuntimeError(f"world.sync() got {kinds} on rank {self.rank} and {theirs} on rank {root}; all ranks must register "
                                    "the same objects in the same order")
             self._progress.completed, self._progress.is_used = None, True  # until all is loaded
-            for holder, saved in zip(holders, states):
+            for holder, saved in zip((*holders, self._progress.position), (*states, position)):
                 holder.load_state_dict(saved)
             self._progress.completed, self._progress.is_used = completed, completed is not None
-        for holder in holders:
-            getattr(holder, "_per_optimizer_states", {}).clear()  # of a GradScaler: left by the last attempt's incomplete step
+        for holder in holders:  # what an incomplete step has left
+            if isinstance(holder, torch.optim.Optimizer):
+                holder.zero_grad(set_to_none=True)
+            elif is_scaler(holder):
+                clear_scaler(holder)
         self._progress.mark()
         self._progress.others = []  # DistributedDataParallel, which is made next, writes all parameters
         self._progress.seed()
@@ -671,21 +578,38 @@ class _Abort:
     """Brings the main thread back from collectives of an attempt that is over. A revoke may come while the process group is
     made, so sockets that the main thread opens meanwhile are shut down too, until it is back."""
 
-    def __init__(self, sockets: _Sockets, progress: _Progress, gloo: bool) -> None:
+    def __init__(self, sockets: Sockets, progress: _Progress, gloo: bool) -> None:
         self.sockets, self.progress, self.gloo = sockets, progress, gloo
         self.back, self.turn = threading.Event(), threading.Lock()
+        self.is_joined = False  # the main thread has made the groups of the attempt, so they are connected
+        self.nccl: Optional[threading.Thread] = None
 
     def __call__(self) -> None:
         with self.turn:
             if not self.back.is_set():
                 self.progress.freeze()  # before an aborted collective can complete with garbage
-        if not self.gloo and not self.back.is_set():
-            threading.Thread(target=self._abort_backends, name="ddplaunch-abort-nccl", daemon=True).start()
+                self._start_nccl()
         while not self.back.is_set():
             with self.turn:
                 if not self.back.is_set():
                     self.sockets.shut()
-            self.back.wait(0.02)
+            if not self.back.wait(0.02) and self.gloo and self.is_joined:
+                with self.turn:
+                    if not self.back.is_set():
+                        expire_collectives()
+
+    def _start_nccl(self) -> None:
+        if not self.gloo and self.nccl is None:
+            self.nccl = threading.Thread(target=abort_groups, name="ddplaunch-abort-nccl", daemon=True)
+            self.nccl.start()
+
+    def join_nccl(self) -> None:
+        """Waits until NCCL's communicators are aborted. An abort that ran later would hit those of the next attempt. If one does
+        not end, the agent ends this process at its deadline."""
+        with self.turn:
+            self._start_nccl()
+        if self.nccl is not None:
+            self.nccl.join()
 
     def end(self) -> None:
         """Ends the abort when the main thread is back. No socket is touched afterwards, as it might belong to the next
@@ -693,18 +617,6 @@ class _Abort:
         self.back.set()
         with self.turn:
             pass
-
-    @staticmethod
-    def _abort_backends() -> None:
-        c10d = dist.distributed_c10d
-        if hasattr(c10d, "_abort_process_group"):  # PyTorch 2.6
-            c10d._abort_process_group()
-            return
-        for group in list(getattr(getattr(c10d, "_world", None), "pg_map", ())):
-            backend = group._get_backend(torch.device("cuda"))
-            abort = getattr(backend, "abort", None) or getattr(backend, "_abort", None) or getattr(backend, "_shutdown", None)
-            if abort:  # else the agent kills this process at its deadline
-                threading.Thread(target=abort, daemon=True).start()
 
 
 def _order_of_environment() -> Dict[str, Any]:
@@ -727,6 +639,24 @@ def _to_environment(order: Dict[str, Any]) -> None:
     os.environ.update((name, str(value)) for name, value in values.items())
 
 
+def _wait_for_other_threads() -> None:
+    """Waits until the other threads of this process sleep, for FORK_WAIT_S at most. Call it before a fork: in Python before 3.11.7 a
+    child hangs for ever if another thread was entering the interpreter at that moment (python/cpython#112275). Gloo's threads enter it
+    when they drop the last reference to a tensor, often while a loader forks its workers for the next epoch. A thread that enters
+    holds no lock while it sleeps."""
+    end = time.monotonic() + FORK_WAIT_S
+    while time.monotonic() < end:
+        states = []
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):  # it has ended
+                if int(thread) != threading.get_native_id():
+                    with open(f"/proc/self/task/{thread}/stat") as file:
+                        states.append(file.read().rpartition(") ")[2][0])
+        if "R" not in states:
+            return
+        time.sleep(0)
+
+
 class _Rejoin:
     """The calls of one function, one for each attempt."""
 
@@ -737,8 +667,11 @@ class _Rejoin:
         self.gloo = "nccl" not in self.backend
         self.device = "cpu" if "gloo" in self.backend else "cuda"
         self.timeout = {"timeout": timeout} if timeout else {}
+        self.was_made = True  # the process group of the last attempt, if there was one
 
     def run(self, call: Callable[[World, dict], Any]) -> Any:
+        if sys.version_info < (3, 11, 7):
+            os.register_at_fork(before=_wait_for_other_threads)
         control = os.environ.get("DDPLAUNCH_CONTROL")
         if not control:
             return self._run_once(call)
@@ -750,10 +683,12 @@ class _Rejoin:
             # that it aborts before the revoke completes with garbage, which the optimizer would use.
             os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", NCCL_ASYNC_ERROR_HANDLING="0")
             os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
-        self.link, self.sockets = _Link(control), _Sockets()
-        self.sockets.watch_new_groups()
+        self.link, self.sockets = _Link(control), Sockets()
+        self.group = SurvivingGroup(self.sockets) if self.backend == "gloo" and can_connect_again() else None
+        watch_new_groups(self.sockets.opening)
         state: Dict[Any, Any] = {}
         progress = _Progress(asynchronous=not self.gloo)
+        gc.freeze()  # a collection between attempts need not look at PyTorch's many objects, which takes longer than all else
         while True:
             abort = _Abort(self.sockets, progress, self.gloo)
             world = World(self.link, self.link.take(abort, progress.completed), progress, self.device)
@@ -763,6 +698,7 @@ class _Rejoin:
                 progress.forget()
             try:
                 self._join(world)
+                abort.is_joined = True
                 result = call(world, state)
                 if dist.is_initialized():
                     # A rank that is done stays until all ranks are done: another rank may be lost in its last step.
@@ -770,9 +706,12 @@ class _Rejoin:
                 if world.revoked is not None:
                     raise Revoked(world.revoked)
                 abort.end()
+                if self.group is not None:
+                    self.group.forget_hook()
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 self.link.leave()
+                gc.unfreeze()  # else PyTorch reports its objects as leaks when the process ends
                 return result
             except BaseException as error:
                 if not isinstance(error, Exception) or not self._attempt_is_over(world, error):
@@ -780,11 +719,16 @@ class _Rejoin:
                     # Gloo's destructor hangs (PyTorch 1.13) while data from peers is pending that no collective awaits.
                     if self.gloo:
                         self.sockets.shut()
+                    if self.group is not None:
+                        self.group.forget_hook()
+                    gc.unfreeze()
                     raise
                 _forget(error)
             progress.freeze()  # destroying a group may abort its collectives, too
+            abort.join_nccl()
+            self.was_made = dist.is_initialized()
             if dist.is_initialized():
-                dist.destroy_process_group()
+                self.group.leave() if self.group is not None else dist.destroy_process_group()
             self.link.send({"revoked": world.attempt, "step": progress.settle()})
             # Cycles keep a DistributedDataParallel of the attempt alive, and thereby its hooks in the parameters. They are
             # collected at this point because that takes a while, and the next attempt is being prepared meanwhile.
@@ -820,17 +764,15 @@ class _Rejoin:
         _to_environment(world._order)
         self.sockets.expect(world.world_size, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self._choose_device()
-        c10d = dist.distributed_c10d
-        # Groups are numbered. An attempt that ended while its group was made has used up a number on this rank only.
-        numbers = getattr(c10d, "_world", None)
-        if numbers is not None:
-            numbers.group_count = 0
-        else:
-            c10d._group_count = 0
+        if self.group is None and not reset_group_numbers(0) and not self.was_made:
+            raise SystemExit("ddplaunch.elastic: this PyTorch cannot start a process group again after a failed start; the process ends")
         with self.sockets.opening():
             store, rank, size = next(dist.rendezvous("env://", **self.timeout))
             store = dist.PrefixStore(f"ddplaunch/{world.attempt}", store)
-            dist.init_process_group(self.backend, store=store, rank=rank, world_size=size, **self.timeout)
+            if self.group is not None:
+                self.group.join(store, world.attempt, rank, size, self.timeout)
+            else:
+                dist.init_process_group(self.backend, store=store, rank=rank, world_size=size, **self.timeout)
         if world.source in (None, world.rank):
             world._ready()
 
@@ -865,3 +807,28 @@ def rejoin(function: Optional[Callable] = None, *, backend: Optional[str] = None
     def wrapper(*args: Any, **named: Any) -> Any:
         return _Rejoin(backend, timeout).run(lambda world, state: function(world, state, *args, **named))
     return wrapper
+
+
+def run(*holders: Any, backend: Optional[str] = None, timeout: Optional[timedelta] = None) -> Callable:
+    """Decorates train(world, …), which is called once for each attempt with `holders` and the data position in the state of the
+    last complete step. `holders` are all objects that a step changes, as of World.sync(), made before the call. Random numbers of
+    a step depend on torch.initial_seed(), the step and the rank. A process in which no rank has a usable state ends, and starts
+    again as a new one: from its checkpoint, if the script loads one. `backend` and `timeout` as of rejoin()."""
+    for holder in holders:
+        _refuse_shards(holder)
+    if not any(isinstance(holder, torch.optim.Optimizer) for holder in holders):
+        raise TypeError("elastic.run() got no optimizer: nothing would show when a step begins. Call it as "
+                        "@elastic.run(model, optimizer, …), with all objects that a step changes")
+
+    def decorate(function: Callable) -> Callable:
+        seed, begun = StepSeed(torch.initial_seed()), []
+
+        def attempt(world: World, state: dict, *args: Any, **named: Any) -> Any:
+            if begun and not state:
+                raise SystemExit("ddplaunch.elastic: no rank has a state that can be used, so this process starts again")
+            begun.append(True)
+            state["begun"] = True
+            world.sync(*holders, seed)
+            return function(world, *args, **named)
+        return functools.wraps(function)(rejoin(attempt, backend=backend, timeout=timeout))
+    return decorate

@@ -21,9 +21,12 @@ struct BenchOptions {
   std::size_t step_bytes = 0;  ///< added from one size to the next; 0: step_factor applies
   int iterations = 20;
   int warmup = 5;
-  int check = 1;         ///< 0: results are not checked
-  double min_busbw = 0;  ///< GB/s; 0: none
-  std::string json;      ///< file that rank 0 writes; empty: none
+  int check = 1;                           ///< operations of each size whose result is checked
+  NumberType type = NumberType::kFloat32;  ///< the others: only over NCCL
+  bool out_of_place = false;               ///< only over NCCL
+  double min_busbw = 0;                    ///< GB/s; 0: none
+  std::string json;                        ///< file that rank 0 writes; empty: none
+  DeviceKind device = DeviceKind::kAuto;   ///< whose memory the messages are in
   CommKind comm = CommKind::kAuto;
   bool share_gpu = false;  ///< with kNccl
   std::chrono::milliseconds comm_timeout{60'000};

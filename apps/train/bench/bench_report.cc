@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <functional>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "apps/train/training/run_output.h"
 #include "base/program.h"
@@ -20,14 +24,44 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr double kOutlier = 0.8;  ///< part of the median
+constexpr double kOutlier = 0.8;        ///< part of the median
+constexpr std::size_t kMostLines = 16;  ///< of the things that a message names
 
-double median_bandwidth(const std::vector<PairResult>& pairs, bool same_node) {
-  std::vector<double> values;
-  for (const PairResult& pair : pairs) {
-    if (pair.same_node == same_node) values.push_back(pair.bandwidth);
+/// A kind of pairs that are alike.
+const char* kind_of(const PairResult& pair) {
+  return pair.same_node ? "in a node" : pair.same_rail ? "between nodes, same local rank" : "between nodes";
+}
+
+/// Returns the median bandwidth of each kind, of pairs that have one.
+std::map<std::string, double> median_bandwidths(const std::vector<PairResult>& pairs) {
+  std::map<std::string, std::vector<double>> values;
+  for (const PairResult& pair : pairs)
+    if (!pair.failed) values[kind_of(pair)].push_back(pair.bandwidth);
+  std::map<std::string, double> medians;
+  for (auto& [kind, each] : values)
+    medians[kind] = median_of(std::move(each));
+  return medians;
+}
+
+/// Returns "rank 0 - rank 2: " + text for each pair, but "rank 2: … in 3 of 3 pairs" for one with most of
+/// them.
+std::vector<std::string> blamed_lines(const BenchReport& report, const std::vector<PairResult>& bad,
+                                      const std::string& what,
+                                      const std::function<std::string(const PairResult&)>& text) {
+  std::vector<std::string> lines;
+  const auto culprits = blame_by_majority(report.world, bad);
+  const auto is_of = [](const PairResult& pair, int rank) {
+    return pair.first == rank || pair.second == rank;
+  };
+  for (const int rank : culprits) {
+    const auto count = std::ranges::count_if(bad, [&](const PairResult& pair) { return is_of(pair, rank); });
+    lines.push_back(
+        format_text("rank %d: %s in %td of %d pairs", rank, what.c_str(), count, report.world - 1));
   }
-  return median_of(std::move(values));
+  for (const PairResult& pair : bad)
+    if (std::ranges::none_of(culprits, [&](int rank) { return is_of(pair, rank); }))
+      lines.push_back(format_text("rank %d - rank %d: ", pair.first, pair.second) + text(pair));
+  return lines;
 }
 
 const char* redop_of(BenchOperation operation) {
@@ -39,25 +73,26 @@ double busbw_of(const BenchReport& report, const BenchRow& row) {
   return row.algbw(bus_factor(report.operation, report.world));
 }
 
-const PairResult* find_pair(const std::vector<PairResult>& pairs, int a, int b) {
-  for (const PairResult& pair : pairs) {
-    if (pair.first == std::min(a, b) && pair.second == std::max(a, b)) return &pair;
-  }
-  return nullptr;
-}
-
 template <class Value>
 std::string matrix(const BenchReport& report, Value value) {
+  std::vector<std::string> cells(
+      static_cast<std::size_t>(report.world) * static_cast<std::size_t>(report.world),
+      std::string(7, ' ') + "-");
+  const auto cell = [&](int row, int column) -> std::string& {
+    return cells[static_cast<std::size_t>(row) * static_cast<std::size_t>(report.world) +
+                 static_cast<std::size_t>(column)];
+  };
+  for (const PairResult& pair : report.pairs)
+    cell(pair.first, pair.second) = cell(pair.second, pair.first) =
+        pair.failed ? "  failed" : format_text(" %7.2f", value(pair));
   std::string text = "#  rank";
   for (int column = 0; column < report.world; ++column)
     text += format_text(" %7d", column);
   text += "\n";
   for (int row = 0; row < report.world; ++row) {
     text += format_text("%7d", row);
-    for (int column = 0; column < report.world; ++column) {
-      const PairResult* pair = find_pair(report.pairs, row, column);
-      text += pair ? format_text(" %7.2f", value(*pair)) : std::string(7, ' ') + "-";
-    }
+    for (int column = 0; column < report.world; ++column)
+      text += cell(row, column);
     text += "\n";
   }
   return text;
@@ -68,13 +103,19 @@ OrderedJson rows_json(const BenchReport& report) {
   for (const BenchRow& row : report.rows) {
     rows.push_back({{"bytes", row.bytes},
                     {"count", row.count},
-                    {"type", "float32"},
+                    {"type", report.type == "float"  ? "float32"
+                             : report.type == "half" ? "float16"
+                                                     : report.type},
                     {"mean_us", rounded(row.mean_us, 3)},
                     {"p50_us", rounded(row.p50_us, 3)},
                     {"p99_us", rounded(row.p99_us, 3)},
+                    {"slowest_rank", row.slowest},
                     {"algbw_gbps", rounded(row.algbw(), 4)},
                     {"busbw_gbps", rounded(busbw_of(report, row), 4)},
-                    {"wrong", row.wrong < 0 ? OrderedJson() : OrderedJson(row.wrong)}});
+                    {"wrong", row.wrong < 0 ? OrderedJson() : OrderedJson(row.wrong)},
+                    {"wrong_ranks", row.witnesses},
+                    {"culprits", row.culprits},
+                    {"late_rank", row.late < 0 ? OrderedJson() : OrderedJson(row.late)}});
   }
   return rows;
 }
@@ -83,11 +124,15 @@ OrderedJson pairs_json(const BenchReport& report) {
   OrderedJson pairs = OrderedJson::array();
   const auto slow = outliers(report.pairs);
   for (const PairResult& pair : report.pairs) {
-    const bool outlier = std::any_of(slow.begin(), slow.end(), [&pair](const PairResult& other) {
+    const bool outlier = std::ranges::any_of(slow, [&pair](const PairResult& other) {
       return other.first == pair.first && other.second == pair.second;
     });
     pairs.push_back({{"ranks", {pair.first, pair.second}},
                      {"same_node", pair.same_node},
+                     {"same_rail", pair.same_rail},
+                     {"at_once", pair.at_once},
+                     {"failed", pair.failed},
+                     {"wrong", pair.wrong},
                      {"bytes", report.pair_bytes},
                      {"latency_us", rounded(pair.latency_us, 3)},
                      {"bandwidth_gbps", rounded(pair.bandwidth, 4)},
@@ -101,10 +146,8 @@ OrderedJson pairs_json(const BenchReport& report) {
 const std::vector<std::pair<std::string, BenchOperation>>& bench_operations() {
   using enum BenchOperation;
   static const std::vector<std::pair<std::string, BenchOperation>> operations{
-      {"allreduce", kAllReduce},
-      {"allgather", kAllGather},
-      {"reducescatter", kReduceScatter},
-      {"broadcast", kBroadcast},
+      {"allreduce", kAllReduce}, {"allgather", kAllGather}, {"reducescatter", kReduceScatter},
+      {"broadcast", kBroadcast}, {"alltoall", kAllToAll},   {"sendrecv", kSendReceive},
       {"pairs", kPairs}};
   return operations;
 }
@@ -115,6 +158,17 @@ const char* operation_name(BenchOperation operation) {
   return "?";
 }
 
+bool is_out_of_place(BenchOperation operation) {
+  using enum BenchOperation;
+  return operation == kAllToAll || operation == kSendReceive || operation == kPairs;
+}
+
+std::size_t parts_of(BenchOperation operation, int world) {
+  using enum BenchOperation;
+  const bool in_parts = operation == kAllGather || operation == kReduceScatter || operation == kAllToAll;
+  return in_parts ? static_cast<std::size_t>(world) : 1;
+}
+
 double bus_factor(BenchOperation operation, int world) {
   const double others = static_cast<double>(world - 1) / world;
   switch (operation) {
@@ -122,32 +176,93 @@ double bus_factor(BenchOperation operation, int world) {
       return 2 * others;
     case BenchOperation::kAllGather:
     case BenchOperation::kReduceScatter:
+    case BenchOperation::kAllToAll:
       return others;
     case BenchOperation::kBroadcast:
+    case BenchOperation::kSendReceive:
     case BenchOperation::kPairs:
       return 1;
   }
   return 1;
 }
 
-std::vector<std::vector<std::pair<int, int>>> pair_rounds(int world) {
-  std::vector<std::vector<std::pair<int, int>>> rounds;
-  // Round-robin tournament, circle method: one rank is fixed and the others rotate. For an odd number of
-  // ranks the fixed place is empty.
-  const int entrants = world + world % 2;
-  for (int round = 0; round + 1 < entrants; ++round) {
-    std::vector<std::pair<int, int>> pairs;
-    const auto walker = [&](int number) { return (round + number) % (entrants - 1); };
-    const int still = entrants - 1;
-    if (still < world) pairs.emplace_back(walker(0), still);
-    for (int i = 1; i < entrants / 2; ++i) {
-      const int a = walker(i);
-      const int b = walker(entrants - 1 - i);
-      pairs.emplace_back(std::min(a, b), std::max(a, b));
-    }
-    rounds.push_back(std::move(pairs));
+namespace {
+
+/// Round-robin tournament, circle method: one entrant is fixed and the others rotate. For an odd number the
+/// fixed place is empty.
+std::vector<PairRound> tournament(int entrants) {
+  std::vector<PairRound> rounds;
+  const int places = entrants + entrants % 2, still = places - 1;
+  for (int round = 0; round < still; ++round) {
+    PairRound& pairs = rounds.emplace_back();
+    if (still < entrants) pairs.emplace_back(round, still);
+    for (int i = 1; i < places / 2; ++i)
+      pairs.push_back(std::minmax((round + i) % still, (round + still - i) % still));
   }
   return rounds;
+}
+
+}  // namespace
+
+std::vector<PairRound> pair_rounds(const std::vector<int>& node_of) {
+  std::map<int, std::vector<int>> nodes;
+  for (std::size_t rank = 0; rank < node_of.size(); ++rank)
+    nodes[node_of[rank]].push_back(static_cast<int>(rank));
+  std::vector<std::vector<int>> ranks;
+  std::size_t most = 0;
+  for (auto& [node, those] : nodes) {
+    most = std::max(most, those.size());
+    ranks.push_back(std::move(those));
+  }
+  std::vector<PairRound> rounds;
+  const auto add = [](PairRound& round, const std::vector<int>& a, std::size_t i, const std::vector<int>& b,
+                      std::size_t j) {
+    if (i < a.size() && j < b.size()) round.push_back(std::minmax(a[i], b[j]));
+  };
+  for (const PairRound& places : tournament(static_cast<int>(most))) {
+    PairRound& round = rounds.emplace_back();
+    for (const auto& node : ranks)
+      for (const auto& [i, j] : places)
+        add(round, node, static_cast<std::size_t>(i), node, static_cast<std::size_t>(j));
+  }
+  for (const PairRound& meetings : tournament(static_cast<int>(ranks.size()))) {
+    for (std::size_t shift = 0; shift < most; ++shift) {
+      PairRound& round = rounds.emplace_back();
+      for (const auto& [a, b] : meetings)
+        for (std::size_t i = 0; i < most; ++i)
+          add(round, ranks[static_cast<std::size_t>(a)], i, ranks[static_cast<std::size_t>(b)],
+              (i + shift) % most);
+    }
+  }
+  return rounds;
+}
+
+std::vector<int> blame_by_majority(int world, const std::vector<PairResult>& bad) {
+  std::vector<std::set<int>> peers(static_cast<std::size_t>(world));
+  std::vector<int> blamed;
+  for (const PairResult& pair : bad) {
+    if (pair.first == pair.second) blamed.push_back(pair.first);
+    peers[static_cast<std::size_t>(pair.first)].insert(pair.second);
+    peers[static_cast<std::size_t>(pair.second)].insert(pair.first);
+  }
+  if (!blamed.empty()) return blamed;
+  std::size_t most = 0;
+  for (const std::set<int>& those : peers)
+    most = std::max(most, those.size());
+  const auto others = static_cast<std::size_t>(world - 1);
+  if (others < 2 || 2 * most <= others) return {};
+  for (int rank = 0; rank < world; ++rank)
+    if (peers[static_cast<std::size_t>(rank)].size() == most) blamed.push_back(rank);
+  return 2 * blamed.size() > peers.size() ? std::vector<int>() : blamed;
+}
+
+int late_rank(const std::vector<double>& times, double& late_us) {
+  const auto first = std::ranges::min_element(times);
+  const bool is_late =
+      std::ranges::count_if(times, [&](double time) { return time > 2 * *first; }) + 1 == std::ssize(times);
+  if (!is_late || times.size() < 2) return -1;
+  late_us = median_of(times) - *first;
+  return static_cast<int>(first - times.begin());
 }
 
 std::string table_head(const BenchReport& report) {
@@ -155,8 +270,8 @@ std::string table_head(const BenchReport& report) {
       format_text("# train %s bench %s, %d rank%s", std::string(version()).c_str(),
                   operation_name(report.operation), report.world, report.world == 1 ? "" : "s");
   if (report.nodes > 0) text += " on " + counted(report.nodes, "node");
-  text +=
-      ", " + report.backend + (report.buffers.empty() ? "" : ", buffers " + report.buffers) + ", in place\n";
+  text += ", " + report.backend + (report.buffers.empty() ? "" : ", buffers " + report.buffers) +
+          (report.out_of_place || is_out_of_place(report.operation) ? ", out of place\n" : ", in place\n");
   text +=
       "#\n#        size         count     type   redop    root     time   algbw   busbw  #wrong      p50     "
       " p99\n";
@@ -169,7 +284,7 @@ std::string table_head(const BenchReport& report) {
 std::string table_line(const BenchReport& report, const BenchRow& row) {
   const std::string wrong = row.wrong < 0 ? "N/A" : std::to_string(row.wrong);
   return format_text("%13zu %13zu %8s %7s %7d %8.2f %7.2f %7.2f %7s %8.2f %8.2f\n", row.bytes, row.count,
-                     "float", redop_of(report.operation),
+                     report.type.c_str(), redop_of(report.operation),
                      report.operation == BenchOperation::kBroadcast ? 0 : -1, row.mean_us, row.algbw(),
                      busbw_of(report, row), wrong.c_str(), row.p50_us, row.p99_us);
 }
@@ -182,15 +297,25 @@ std::string table_foot(const BenchReport& report) {
     wrong += std::max<std::int64_t>(row.wrong, 0);
   }
   const double mean = report.rows.empty() ? 0 : sum / static_cast<double>(report.rows.size());
-  return format_text("# Out of bounds values : %" PRId64 " %s\n# Avg bus bandwidth    : %g\n", wrong,
-                     wrong == 0 ? "OK" : "FAILED", mean);
+  std::string text = format_text("# Out of bounds values : %" PRId64 " %s\n# Avg bus bandwidth    : %g\n",
+                                 wrong, wrong == 0 ? "OK" : "FAILED", mean);
+  if (report.world > 1 && !report.rows.empty()) {
+    const BenchRow& last = report.rows.back();
+    text += format_text("# slowest at %zu bytes: rank %d, %.2f us, %.0f %% over the mean\n", last.bytes,
+                        last.slowest, last.slowest_us, 100 * (last.slowest_us / last.mean_us - 1));
+    if (last.late >= 0) {
+      text += format_text("# late at %zu bytes: rank %d, the others wait %.2f us for it\n", last.bytes,
+                          last.late, last.late_us);
+    }
+  }
+  return text;
 }
 
 std::vector<PairResult> outliers(const std::vector<PairResult>& pairs) {
+  auto medians = median_bandwidths(pairs);
   std::vector<PairResult> result;
-  for (const PairResult& pair : pairs) {
-    if (pair.bandwidth < kOutlier * median_bandwidth(pairs, pair.same_node)) result.push_back(pair);
-  }
+  for (const PairResult& pair : pairs)
+    if (!pair.failed && pair.bandwidth < kOutlier * medians[kind_of(pair)]) result.push_back(pair);
   return result;
 }
 
@@ -200,27 +325,62 @@ std::string pairs_text(const BenchReport& report) {
   text += matrix(report, [](const PairResult& pair) { return pair.bandwidth; });
   text += "# latency of each pair, us, 8 bytes in both directions at once\n";
   text += matrix(report, [](const PairResult& pair) { return pair.latency_us; });
-  for (const bool same_node : {true, false}) {
-    const double median = median_bandwidth(report.pairs, same_node);
-    if (median > 0)
-      text += format_text("# median %s: %.2f GB/s\n", same_node ? "in a node" : "over tcp", median);
+  auto medians = median_bandwidths(report.pairs);
+  for (const auto& [kind, median] : medians) {
+    int at_once = 1;
+    for (const PairResult& pair : report.pairs)
+      if (kind_of(pair) == kind) at_once = std::max(at_once, pair.at_once);
+    text += format_text("# median %s: %.2f GB/s", kind.c_str(), median);
+    if (at_once > 1) text += format_text("; up to %d pairs at a node at once may share links", at_once);
+    text += "\n";
   }
-  const auto slow = outliers(report.pairs);
-  for (const PairResult& pair : slow) {
-    const double median = median_bandwidth(report.pairs, pair.same_node);
-    text += format_text("# slow: rank %d - rank %d: %.2f GB/s, %.0f %% under the median\n", pair.first,
-                        pair.second, pair.bandwidth, 100 * (1 - pair.bandwidth / median));
-  }
-  if (slow.empty()) text += "# no pair is more than 20 % under the median\n";
+  const auto lines = blamed_lines(report, outliers(report.pairs), "more than 20 % under the median",
+                                  [&](const PairResult& pair) {
+                                    return format_text("%.2f GB/s, %.0f %% under the median", pair.bandwidth,
+                                                       100 * (1 - pair.bandwidth / medians[kind_of(pair)]));
+                                  });
+  for (const std::string& line : lines)
+    text += "# slow: " + line + "\n";
+  if (lines.empty()) text += "# no pair is more than 20 % under the median\n";
   return text;
 }
+
+namespace {
+
+/// Returns where the wrong elements of a row come from.
+std::string cause_of(const BenchRow& row, int world) {
+  const auto text_of = [](const std::vector<int>& ranks) {
+    std::vector<std::string> words;
+    for (const int rank : ranks)
+      words.push_back("rank " + std::to_string(rank));
+    return join_some(words, kMostLines);
+  };
+  const std::string faulty = ": its memory or its links are faulty";
+  // What few ranks have wrong and the others right was right until the last step to those ranks.
+  const bool most_see_it = 2 * row.witnesses.size() > static_cast<std::size_t>(world);
+  const std::string seen = most_see_it ? format_text("on %zu of %d ranks", row.witnesses.size(), world)
+                                       : "only on " + text_of(row.witnesses);
+  if (!row.culprits.empty())
+    return seen + "; most wrong exchanges of two ranks are with " + text_of(row.culprits) + faulty;
+  if (!most_see_it) return seen + faulty;
+  return seen + ", which only see it; find the faulty rank with train bench pairs and train health";
+}
+
+}  // namespace
 
 std::string verdict(const BenchReport& report) {
   for (const BenchRow& row : report.rows) {
     if (row.wrong > 0)
-      return counted(row.wrong, "wrong element") + " at " + std::to_string(row.bytes) +
-             " bytes: memory or network of a node is faulty";
+      return counted(row.wrong, "wrong element") + " at " + std::to_string(row.bytes) + " bytes, " +
+             cause_of(row, report.world);
   }
+  std::vector<PairResult> bad;
+  std::ranges::copy_if(report.pairs, std::back_inserter(bad),
+                       [](const PairResult& pair) { return pair.failed || pair.wrong > 0; });
+  const auto lines = blamed_lines(report, bad, "wrong bytes or no connection", [](const PairResult& pair) {
+    return pair.failed ? "could not exchange messages" : counted(pair.wrong, "wrong byte");
+  });
+  if (!lines.empty()) return join_some(lines, kMostLines);
   if (report.min_busbw <= 0) return "";
   if (!report.pairs.empty()) {
     for (const PairResult& pair : report.pairs) {
@@ -249,6 +409,7 @@ std::string report_json(const BenchReport& report) {
                  {"buffers", report.buffers.empty() ? OrderedJson() : OrderedJson(report.buffers)},
                  {pairs ? "pairs" : "rows", pairs ? pairs_json(report) : rows_json(report)},
                  {"min_busbw_gbps", report.min_busbw},
+                 {"tested", report.tested},
                  {"passed", fault.empty()},
                  {"fault", fault}});
   return record_line(record);

@@ -5,7 +5,6 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
-#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -22,8 +21,6 @@
 #include "base/unique_fd.h"
 
 namespace ddp::train {
-
-static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
 
 std::string directory_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
@@ -116,9 +113,8 @@ Result<std::uint32_t> write_file(int fd, const std::string& path, std::span<cons
   if (failed != 0 && failed != EOPNOTSUPP && failed != EINVAL) return system_error(failed, "write " + path);
 
   std::uint32_t crc = 0;
-  std::byte length[kLengthBytes];
-  put_little_endian(length, static_cast<std::uint64_t>(header.size()));
-  DDP_TRY(write_all(fd, length, path, crc));
+  std::uint64_t length = header.size();
+  DDP_TRY(write_all(fd, bytes_of(length), path, crc));
   DDP_TRY(write_all(fd, std::as_bytes(std::span(header)), path, crc));
   for (const TensorView& tensor : tensors)
     DDP_TRY(write_all(fd, tensor.bytes, path, crc));
@@ -209,7 +205,7 @@ Result<Safetensors> Safetensors::read(const std::string& path, const CheckHeader
   if (open.left < kLengthBytes) return wrong("not a safetensors file: shorter than 8 bytes");
   const auto size = DDP_TRY(read_bytes(open, kLengthBytes, path));
   std::uint64_t length = 0;
-  take_little_endian(size.data(), length);
+  std::memcpy(&length, size.data(), sizeof length);
   if (length > open.left) return wrong("not a safetensors file: its header would be longer than the file");
   if (length > kMaxHeader)
     return wrong("its header has " + std::to_string(length) + " bytes, and train reads at most 4 MiB");

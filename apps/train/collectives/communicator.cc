@@ -45,21 +45,6 @@ Result<bool> through_within(const IsThrough& through, std::chrono::milliseconds 
 }
 
 Result<> share_outcome(Communicator& world, const Result<>& mine) {
-  const bool failed = world.rank() == 0 && !mine;
-  std::string text = failed ? mine.error().text : "";
-  struct {
-    std::uint64_t failed, code, size;
-  } head{failed, failed ? static_cast<std::uint64_t>(mine.error().code) : 0, text.size()};
-  auto done = world.broadcast(std::as_writable_bytes(std::span(&head, 1)), 0);
-  if (!done) return failed ? mine : done;  // the rank's own error explains more than the failed broadcast
-  if (head.failed == 0) return {};
-  text.resize(head.size);
-  done = world.broadcast(std::as_writable_bytes(std::span(text)), 0);
-  if (!done) return failed ? mine : done;
-  return Error{static_cast<ErrorCode>(head.code), text};
-}
-
-Result<> share_first_failure(Communicator& world, const Result<>& mine) {
   std::string text = mine ? "" : mine.error().text;
   const std::uint64_t head[] = {!mine, mine ? 0 : static_cast<std::uint64_t>(mine.error().code), text.size()};
   const auto heads = world.all_gather(head);
@@ -85,34 +70,14 @@ Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::
   return {};
 }
 
-namespace {
-
-/// Does `work`. `mine`: this rank's outcome, once all ranks have finished their work.
-Result<> work_with_signs(Communicator& world, const std::function<Result<>()>& work,
-                         std::chrono::milliseconds sign, int interrupt, Result<>& mine) {
+Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
+                       std::chrono::milliseconds sign, int interrupt) {
   std::future<Result<>> outcome = std::async(std::launch::async, work);
   const IsThrough through = [&outcome](std::chrono::milliseconds longest) {
     return outcome.wait_for(longest) == std::future_status::ready;
   };
   DDP_TRY(meet_until(world, through, sign, interrupt));
-  mine = outcome.get();
-  return {};
-}
-
-}  // namespace
-
-Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
-                       std::chrono::milliseconds sign, int interrupt) {
-  Result<> mine;
-  DDP_TRY(work_with_signs(world, work, sign, interrupt, mine));
-  return share_outcome(world, mine);
-}
-
-Result<> share_first_failure(Communicator& world, const std::function<Result<>()>& work,
-                             std::chrono::milliseconds sign, int interrupt) {
-  Result<> mine;
-  DDP_TRY(work_with_signs(world, work, sign, interrupt, mine));
-  return share_first_failure(world, mine);
+  return share_outcome(world, outcome.get());
 }
 
 }  // namespace ddp::train

@@ -16,7 +16,13 @@
 
 namespace ddp::train {
 
-enum class NumberType : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
+enum class NumberType : std::uint8_t { kFloat32, kFloat64, kBfloat16, kFloat16 };
+
+/// Names as in nccl-tests.
+constexpr std::string_view type_text(NumberType type) {
+  constexpr std::string_view kNames[] = {"float", "double", "bfloat16", "half"};
+  return kNames[static_cast<std::size_t>(type)];
+}
 
 inline std::size_t size_of(NumberType type) {
   return type == NumberType::kFloat64 ? 8 : type == NumberType::kFloat32 ? 4 : 2;
@@ -47,14 +53,18 @@ inline VectorSum vector_sum(NumberSpan numbers) {
   return numbers.typed([]<class T>(std::span<T>) { return vector_sum<T>(); });
 }
 
-/// An operation of all ranks on `count` numbers in GPU memory, in place. The numbers of kReduceScatter and
-/// kAllGather are world_size() equal parts; part r belongs to rank r. Reductions are sums.
+/// An operation of ranks on `count` numbers in GPU memory. The numbers of kReduceScatter, kAllGather and
+/// kAllToAll are world_size() equal parts; part r belongs to rank r. Reductions are sums. All ranks call it;
+/// of kSendReceive, only those that are in one.
 struct DeviceOperation {
   CollectiveKind kind = CollectiveKind::kAllReduce;
-  void* data = nullptr;
+  void* data = nullptr;  ///< gets the result
   std::size_t count = 0;
   NumberType type = NumberType::kFloat32;
   int root = 0;  ///< of kBroadcast
+  /// What this rank gives, laid out as `data`. Null: in place; kAllToAll and kSendReceive have no such form.
+  const void* sent = nullptr;
+  int to = 0, from = 0;  ///< ranks of kSendReceive
 };
 
 /// Zeroed GPU memory. A registered piece is read and written by the network without copies. A window also
@@ -107,7 +117,12 @@ class Communicator {
   /// Copies `data` of `root` to all ranks.
   virtual Result<> broadcast(std::span<std::byte> data, int root) = 0;
   /// Returns a few numbers of each rank, in rank order.
-  virtual Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) = 0;
+  virtual Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) {
+    std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size()));
+    std::ranges::copy(mine, all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * rank());
+    DDP_TRY(all_gather_parts(std::as_writable_bytes(std::span(all))));
+    return all;
+  }
   /// Returns when all ranks have called it.
   virtual Result<> barrier() = 0;
 
@@ -209,9 +224,6 @@ class SingleCommunicator : public Communicator {
   int world_size() const override { return 1; }
   Result<> all_reduce_sum(NumberSpan) override { return {}; }
   Result<> broadcast(std::span<std::byte>, int) override { return {}; }
-  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
-    return std::vector<std::uint64_t>(mine.begin(), mine.end());
-  }
   Result<> barrier() override { return {}; }
 };
 
@@ -260,12 +272,9 @@ using IsThrough = std::function<bool(std::chrono::milliseconds longest)>;
 /// becomes readable.
 Result<bool> through_within(const IsThrough& through, std::chrono::milliseconds longest, int interrupt);
 
-/// Gives rank 0's outcome to all ranks: success, or its error with the same code and text. So a file that
-/// only rank 0 reads ends all ranks for the same reason. All ranks call it; `mine` counts on rank 0 only.
+/// Gives the failure of the lowest rank that has one to all ranks, with the same code and text. So a file
+/// that only rank 0 reads ends all ranks for the same reason. All ranks call it.
 Result<> share_outcome(Communicator& world, const Result<>& mine);
-
-/// Gives the failure of the lowest rank that has one to all ranks.
-Result<> share_first_failure(Communicator& world, const Result<>& mine);
 
 /// Makes the ranks meet every `sign` until all have finished, so that long work does not look like silence.
 /// `sign` is well below the time limit of `world`'s operations. An error of such an operation ends the call
@@ -273,11 +282,9 @@ Result<> share_first_failure(Communicator& world, const Result<>& mine);
 Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign,
                     int interrupt = -1);
 
-/// Do the same for `work` that may take longer than that limit (a slow disk). Each rank does its own work on
-/// another thread, and the ranks meet until all have finished.
+/// Shares the outcome of `work` that may take longer than that limit (a slow disk). Each rank does its own
+/// work on another thread, and the ranks meet until all have finished.
 Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
                        std::chrono::milliseconds sign, int interrupt = -1);
-Result<> share_first_failure(Communicator& world, const std::function<Result<>()>& work,
-                             std::chrono::milliseconds sign, int interrupt = -1);
 
 }  // namespace ddp::train

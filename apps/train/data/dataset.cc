@@ -402,8 +402,14 @@ struct DataHeader {
 
 constexpr std::uint64_t kMostImages = std::uint64_t{1} << 32;
 
-std::size_t bytes_of(const DataHeader& head) {
+std::size_t size_of(const DataHeader& head) {
   return sizeof(DataHeader) + (head.training + head.test) * (kImagePixels + 1);
+}
+
+DataHeader head_of(const MappedBytes& memory) {
+  DataHeader head;
+  std::memcpy(&head, memory.get(), sizeof head);
+  return head;
 }
 
 Error foreign(const std::string& what) {
@@ -411,22 +417,6 @@ Error foreign(const std::string& what) {
 }
 
 }  // namespace
-
-struct DataMemory::Mapping {
-  const std::byte* base = nullptr;
-  std::size_t size = 0;
-
-  Mapping(const std::byte* at, std::size_t bytes) : base(at), size(bytes) {}
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() { ::munmap(const_cast<std::byte*>(base), size); }
-
-  DataHeader head() const {
-    DataHeader head;
-    std::memcpy(&head, base, sizeof head);
-    return head;
-  }
-};
 
 std::uint64_t data_source(const std::string& where, std::size_t limit) {
   return fnv_hash(std::as_bytes(std::span(where)), kFnvStart ^ limit);
@@ -450,15 +440,15 @@ Result<std::optional<DataMemory>> DataMemory::make(const DataSplit& data, std::u
     DDP_TRY(write_bytes(fd.get(), {reinterpret_cast<const char*>(part.data()), part.size()},
                         "into shared memory"));
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return system_error(errno, "seals of the shared memory");
-  auto mapped = DDP_TRY(map(std::move(fd), bytes_of(head)));
+  auto mapped = DDP_TRY(map(std::move(fd), size_of(head)));
   return std::optional<DataMemory>(std::move(mapped));
 }
 
 Result<DataMemory> DataMemory::map(UniqueFd fd, std::size_t size) {
   // The mapping is private: kernels before 6.7 refuse a shared mapping of sealed memory. It is only read.
-  void* base = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
-  if (base == MAP_FAILED) return system_error(errno, "mmap of the shared memory");
-  return DataMemory(std::move(fd), std::make_shared<const Mapping>(static_cast<std::byte*>(base), size));
+  auto mapped = map_file(fd.get(), size, PROT_READ, MAP_PRIVATE);
+  if (!mapped) return system_error(errno, "mmap of the shared memory");
+  return DataMemory(std::move(fd), std::make_shared<const MappedBytes>(std::move(mapped)));
 }
 
 Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
@@ -473,16 +463,16 @@ Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
   if (size != ticket.size || size < sizeof(DataHeader)) return foreign(path + " has another size");
   auto memory = map(std::move(fd), size);
   if (!memory) return memory;
-  const DataHeader head = memory->mapping_->head();
+  const DataHeader head = head_of(*memory->mapping_);
   if (head.magic != kMagic || head.nonce != ticket.nonce || head.source != ticket.source ||
-      head.training > kMostImages || head.test > kMostImages || bytes_of(head) != size)
+      head.training > kMostImages || head.test > kMostImages || size_of(head) != size)
     return foreign(path + " has other contents");
   return memory;
 }
 
 DataSplit DataMemory::data() const {
-  const DataHeader head = mapping_->head();
-  const auto* at = reinterpret_cast<const std::uint8_t*>(mapping_->base) + sizeof(DataHeader);
+  const DataHeader head = head_of(*mapping_);
+  const auto* at = reinterpret_cast<const std::uint8_t*>(mapping_->get()) + sizeof(DataHeader);
   const auto part = [&](std::size_t images) {
     Dataset data;
     data.images = {at, images * kImagePixels};
@@ -496,68 +486,13 @@ DataSplit DataMemory::data() const {
 }
 
 DataTicket DataMemory::ticket(std::uint64_t node) const {
-  const DataHeader head = mapping_->head();
+  const DataHeader head = head_of(*mapping_);
   return {node,
           static_cast<std::uint64_t>(::getpid()),
           static_cast<std::uint64_t>(fd_.get()),
-          mapping_->size,
+          span_of(*mapping_).size(),
           head.nonce,
           head.source};
 }
-
-template <class T>
-BatchLoader<T>::BatchLoader(const Dataset& data, std::vector<std::uint32_t> order, std::size_t batch_size,
-                            int border)
-    : data_(data), order_(std::move(order)), batch_size_(batch_size), border_(border) {
-  const std::size_t side = static_cast<std::size_t>(kImageSide + 2 * border);
-  const std::size_t most = std::min(batch_size_, order_.size());
-  for (Batch& slot : slots_)
-    slot.images = AlignedBuffer<T>(most * side * side);
-  thread_ = std::thread(&BatchLoader::fill_ahead, this);
-}
-
-template <class T>
-BatchLoader<T>::~BatchLoader() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  taken_changed_.notify_one();
-  thread_.join();
-}
-
-template <class T>
-auto BatchLoader<T>::next() -> Batch& {
-  std::unique_lock lock(mutex_);
-  filled_changed_.wait(lock, [this] { return filled_ > taken_; });
-  Batch& batch = slots_[taken_ % kSlots];
-  ++taken_;
-  taken_changed_.notify_one();
-  return batch;
-}
-
-template <class T>
-void BatchLoader<T>::fill_ahead() {
-  for (std::size_t number = 0; number < batches(); ++number) {
-    {
-      // The batch that next() returned last stays untouched until the next call.
-      std::unique_lock lock(mutex_);
-      taken_changed_.wait(lock,
-                          [&] { return stop_ || number < kSlots + std::max<std::size_t>(taken_, 1) - 1; });
-      if (stop_) return;
-    }
-    Batch& slot = slots_[number % kSlots];
-    const std::size_t begin = number * batch_size_;
-    slot.samples = std::span(order_).subspan(begin, std::min(batch_size_, order_.size() - begin));
-    slot.labels.resize(slot.samples.size());
-    fill_batch<T>(data_, slot.samples, border_, slot.images.data(), slot.labels);
-    const std::lock_guard lock(mutex_);
-    ++filled_;
-    filled_changed_.notify_one();
-  }
-}
-
-template class BatchLoader<float>;
-template class BatchLoader<double>;
 
 }  // namespace ddp::train

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train/data/image_size.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -108,13 +110,12 @@ class DataMemory {
   DataTicket ticket(std::uint64_t node) const;
 
  private:
-  struct Mapping;
-  DataMemory(UniqueFd fd, std::shared_ptr<const Mapping> mapping)
+  DataMemory(UniqueFd fd, std::shared_ptr<const MappedBytes> mapping)
       : fd_(std::move(fd)), mapping_(std::move(mapping)) {}
   static Result<DataMemory> map(UniqueFd fd, std::size_t size);
 
   UniqueFd fd_;
-  std::shared_ptr<const Mapping> mapping_;
+  std::shared_ptr<const MappedBytes> mapping_;
 };
 
 /// Hashes --data and --limit.
@@ -131,19 +132,60 @@ class BatchLoader {
   };
 
   /// `data` must outlive this. The last batch may be smaller.
-  BatchLoader(const Dataset& data, std::vector<std::uint32_t> order, std::size_t batch_size, int border);
-  ~BatchLoader();
+  BatchLoader(const Dataset& data, std::vector<std::uint32_t> order, std::size_t batch_size, int border)
+      : data_(data), order_(std::move(order)), batch_size_(batch_size), border_(border) {
+    const std::size_t side = static_cast<std::size_t>(kImageSide + 2 * border);
+    const std::size_t most = std::min(batch_size_, order_.size());
+    for (Batch& slot : slots_)
+      slot.images = AlignedBuffer<T>(most * side * side);
+    thread_ = std::thread(&BatchLoader::fill_ahead, this);
+  }
+
+  ~BatchLoader() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    taken_changed_.notify_one();
+    thread_.join();
+  }
+
   BatchLoader(const BatchLoader&) = delete;
   BatchLoader& operator=(const BatchLoader&) = delete;
 
   std::size_t batches() const { return (order_.size() + batch_size_ - 1) / batch_size_; }
   /// Waits for the next batch, which stays unchanged until the next call. At most batches() calls are
   /// allowed.
-  Batch& next();
+  Batch& next() {
+    std::unique_lock lock(mutex_);
+    filled_changed_.wait(lock, [this] { return filled_ > taken_; });
+    Batch& batch = slots_[taken_ % kSlots];
+    ++taken_;
+    taken_changed_.notify_one();
+    return batch;
+  }
 
  private:
   static constexpr std::size_t kSlots = 3;  ///< one in use, two ready
-  void fill_ahead();
+  void fill_ahead() {
+    for (std::size_t number = 0; number < batches(); ++number) {
+      {
+        // The batch that next() returned last stays untouched until the next call.
+        std::unique_lock lock(mutex_);
+        taken_changed_.wait(lock,
+                            [&] { return stop_ || number < kSlots + std::max<std::size_t>(taken_, 1) - 1; });
+        if (stop_) return;
+      }
+      Batch& slot = slots_[number % kSlots];
+      const std::size_t begin = number * batch_size_;
+      slot.samples = std::span(order_).subspan(begin, std::min(batch_size_, order_.size() - begin));
+      slot.labels.resize(slot.samples.size());
+      fill_batch<T>(data_, slot.samples, border_, slot.images.data(), slot.labels);
+      const std::lock_guard lock(mutex_);
+      ++filled_;
+      filled_changed_.notify_one();
+    }
+  }
 
   const Dataset& data_;
   std::vector<std::uint32_t> order_;

@@ -38,17 +38,9 @@ void remove_files_of(const std::string& directory, int rank) {
     if (is_log(path, "rank-" + std::to_string(rank) + ".")) std::filesystem::remove(path, ignored);
 }
 
-}  // namespace
-
-void FlightRecorderFile::Unmap::operator()(FlightRecorderMemory* memory) const {
-  if (mapped)
-    ::munmap(memory, sizeof *memory);
-  else
-    delete memory;
-}
-
 /// Maps the agent's memory, if any: the agent can read it even after this process has died.
-FlightRecorderFile::Memory FlightRecorderFile::find_memory(const LogLocation& location) {
+MappedBytes find_memory(const FlightRecorderFile::LogLocation& location) {
+  constexpr std::size_t kSize = sizeof(FlightRecorderMemory);
   const UniqueFd file(location.memory.empty() ? -1 : ::open(location.memory.c_str(), O_RDWR | O_CLOEXEC));
   struct stat facts {};
   const off_t offset = static_cast<off_t>(FlightRecorderMemory::kStride) * location.local_rank;
@@ -56,18 +48,19 @@ FlightRecorderFile::Memory FlightRecorderFile::find_memory(const LogLocation& lo
   // to it.
   const int seals = file ? ::fcntl(file.get(), F_GET_SEALS) : -1;
   if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(file.get(), &facts) == 0 &&
-      facts.st_size >= offset + static_cast<off_t>(sizeof(FlightRecorderMemory))) {
-    void* const memory =
-        ::mmap(nullptr, sizeof(FlightRecorderMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), offset);
-    if (memory != MAP_FAILED) return Memory(static_cast<FlightRecorderMemory*>(memory), Unmap{true});
+      facts.st_size >= offset + static_cast<off_t>(kSize)) {
+    auto memory = map_file(file.get(), kSize, PROT_READ | PROT_WRITE, MAP_SHARED, offset);
+    if (memory) return memory;
   }
-  return Memory(new FlightRecorderMemory(), Unmap{false});
+  return map_file(-1, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
 }
+
+}  // namespace
 
 FlightRecorderFile::FlightRecorderFile(const LogLocation& location, int rank, int world_size,
                                        std::uint32_t attempt)
     : memory_(find_memory(location)) {
-  begin_collectives(*memory_, rank, world_size, attempt);
+  begin_collectives(memory(), rank, world_size, attempt);
   if (location.directory.empty()) return;
   std::error_code failed;
   std::filesystem::create_directories(location.directory, failed);
@@ -84,13 +77,13 @@ FlightRecorderFile::FlightRecorderFile(const LogLocation& location, int rank, in
 }
 
 rendezvous::FlightRecorder& FlightRecorderFile::open_group(const std::string& name, int first, int ranks) {
-  FlightRecorderMemory::Group* const group = add_collective_group(*memory_, name, first, ranks);
+  FlightRecorderMemory::Group* const group = add_collective_group(memory(), name, first, ranks);
   return groups_.emplace_back(group != nullptr ? *group : unseen_);
 }
 
 void FlightRecorderFile::fail(const Error& error) {
   if (std::exchange(failed_, true) || path_.empty()) return;
-  auto dump = read_collectives(*memory_);
+  auto dump = read_collectives(memory());
   if (!dump) return;  // another process has overwritten the log
   dump->reason = error.text;
   errno = 0;
@@ -116,22 +109,6 @@ Result<std::string> read_flight_recorders(const std::string& directory) {
     return Error{ErrorCode::kUsage, directory + " contains no flight recorder files (rank-R.jsonl)"};
   return rendezvous::analyze_desync(dumps).text;
 }
-
-namespace {
-
-std::string_view type_text(NumberType type) {
-  switch (type) {
-    case NumberType::kFloat32:
-      return "float";
-    case NumberType::kFloat64:
-      return "double";
-    case NumberType::kBfloat16:
-      return "bfloat16";
-  }
-  return "float";
-}
-
-}  // namespace
 
 RecordedCommunicator::RecordedCommunicator(std::unique_ptr<Communicator> under,
                                            std::shared_ptr<FlightRecorderFile> file, const std::string& group,

@@ -9,6 +9,7 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/schedule/collective_machine.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/result.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"
 
@@ -37,15 +38,12 @@ class FlightRecorderFile {
   void fail(const Error& error);
 
  private:
-  struct Unmap {
-    bool mapped = false;
-    void operator()(rendezvous::FlightRecorderMemory* memory) const;
-  };
-  using Memory = std::unique_ptr<rendezvous::FlightRecorderMemory, Unmap>;
-  static Memory find_memory(const LogLocation& location);
+  rendezvous::FlightRecorderMemory& memory() const {
+    return *reinterpret_cast<rendezvous::FlightRecorderMemory*>(memory_.get());
+  }
 
-  std::string path_;  ///< empty: no file is written
-  Memory memory_;
+  std::string path_;                                  ///< empty: no file is written
+  MappedBytes memory_;                                ///< of one FlightRecorderMemory
   rendezvous::FlightRecorderMemory::Group unseen_{};  ///< for groups that do not fit into memory_
   std::deque<rendezvous::FlightRecorder> groups_;     ///< a deque, so that references stay valid
   bool failed_ = false;

@@ -1,17 +1,16 @@
 #include "apps/train/gpu/cuda_runtime.h"
 
 #ifdef DDP_HAVE_CUBLASLT
-#include <dlfcn.h>
+#include <cublasLt.h>
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
+#include <map>
 #include <utility>
 #include <vector>
-
-#include "apps/train/gpu/cublas_lt.h"
-#include "base/text.h"
 #endif
 
 namespace ddp::train {
@@ -22,107 +21,102 @@ namespace {
 
 const std::string kUsualName = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
 constexpr std::size_t kOldest = CUBLAS_VER_MAJOR * std::size_t{10000};
+constexpr std::size_t kWorkspace = std::size_t{32} << 20;
 
 std::string version_text(std::size_t version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100);
 }
 
-}  // namespace
+/// cuBLASLt's functions as `train` calls them.
+struct CublasLtFunctions {
+  decltype(&::cublasLtGetVersion) get_version = nullptr;
+  decltype(&::cublasLtGetStatusName) status_name = nullptr;
+  decltype(&::cublasLtCreate) create = nullptr;
+  decltype(&::cublasLtDestroy) destroy = nullptr;
+  decltype(&::cublasLtMatmulDescCreate) make_product = nullptr;
+  decltype(&::cublasLtMatmulDescDestroy) end_product = nullptr;
+  decltype(&::cublasLtMatmulDescSetAttribute) set_product = nullptr;
+  decltype(&::cublasLtMatrixLayoutCreate) make_layout = nullptr;
+  decltype(&::cublasLtMatrixLayoutDestroy) end_layout = nullptr;
+  decltype(&::cublasLtMatmulPreferenceCreate) make_preference = nullptr;
+  decltype(&::cublasLtMatmulPreferenceDestroy) end_preference = nullptr;
+  decltype(&::cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
+  decltype(&::cublasLtMatmulAlgoGetHeuristic) choose = nullptr;
+  decltype(&::cublasLtMatmul) multiply = nullptr;
+};
 
-Result<std::shared_ptr<const CublasLtLibrary>> CublasLtLibrary::open(const std::string& file) {
-  std::vector<std::string> names{file.empty() ? kUsualName : file};
-  if (file.empty()) {
-    const std::string wheel = "nvidia/cu" + std::to_string(CUBLAS_VER_MAJOR) + "/lib";
-    std::ranges::copy(library_files(kUsualName, {wheel, "nvidia/cublas/lib"}, ::getenv),
-                      std::back_inserter(names));
+class CublasLt {
+ public:
+  Result<> take(LibraryFunctions from, const std::string& path) {
+    path_ = path;
+    CublasLtFunctions& own = functions_;
+    // The version comes first: an old library lacks functions because of its age.
+    from.need("cublasLtGetVersion", own.get_version);
+    if (from.missing != nullptr)
+      return Error{ErrorCode::kUsage, path_ + " is not cuBLASLt: cublasLtGetVersion is missing"};
+    version_ = own.get_version();
+    if (version_ < kOldest)
+      return Error{ErrorCode::kUsage,
+                   name() + " is too old; " + version_text(kOldest) + " or newer is needed"};
+    from.need("cublasLtGetStatusName", own.status_name);
+    from.need("cublasLtCreate", own.create);
+    from.need("cublasLtDestroy", own.destroy);
+    from.need("cublasLtMatmulDescCreate", own.make_product);
+    from.need("cublasLtMatmulDescDestroy", own.end_product);
+    from.need("cublasLtMatmulDescSetAttribute", own.set_product);
+    from.need("cublasLtMatrixLayoutCreate", own.make_layout);
+    from.need("cublasLtMatrixLayoutDestroy", own.end_layout);
+    from.need("cublasLtMatmulPreferenceCreate", own.make_preference);
+    from.need("cublasLtMatmulPreferenceDestroy", own.end_preference);
+    from.need("cublasLtMatmulPreferenceSetAttribute", own.set_preference);
+    from.need("cublasLtMatmulAlgoGetHeuristic", own.choose);
+    from.need("cublasLtMatmul", own.multiply);
+    if (from.missing != nullptr)
+      return Error{ErrorCode::kUsage,
+                   name() + " lacks " + from.missing + "; check that the file is complete"};
+    return {};
   }
-  std::string errors;
-  for (const std::string& name : names) {
-    std::string error;
-    if (void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr) {
-      auto library = std::make_shared<CublasLtLibrary>();
-      library->path_ = name;
-      const auto resolved = library->resolve(handle);
-      if (resolved) return std::shared_ptr<const CublasLtLibrary>(std::move(library));
-      error = resolved.error().text;
-    } else {
-      const char* why = ::dlerror();
-      error = one_line(why != nullptr ? why : "no reason was given");
-    }
-    errors += (errors.empty() ? "" : "; ") + error;
+
+  const CublasLtFunctions* operator->() const { return &functions_; }
+  /// Returns "cuBLASLt 13.0.2 (/usr/local/cuda/lib64/libcublasLt.so.13)".
+  std::string name() const { return "cuBLASLt " + version_text(version_) + " (" + path_ + ")"; }
+  Result<> check(cublasStatus_t status, const char* call) const {
+    if (status == CUBLAS_STATUS_SUCCESS) return {};
+    return Error{ErrorCode::kSystem, std::string(call) + ": " + functions_.status_name(status)};
   }
-  return Error{ErrorCode::kUsage, "cuBLASLt cannot be loaded: " + errors};
-}
 
-Result<> CublasLtLibrary::resolve(void* handle) {
-  const char* missing = nullptr;
-  const auto need = [&]<class Function>(const char* name, Function& function) {
-    function = reinterpret_cast<Function>(::dlsym(handle, name));
-    if (function == nullptr && missing == nullptr) missing = name;
-  };
-  CublasLtFunctions& own = functions_;
-  // The version comes first: an old library lacks functions because of its age.
-  need("cublasLtGetVersion", own.get_version);
-  if (missing != nullptr)
-    return Error{ErrorCode::kUsage, path_ + " is not cuBLASLt: cublasLtGetVersion is missing"};
-  Dl_info info{};
-  if (::dladdr(reinterpret_cast<void*>(own.get_version), &info) != 0 && info.dli_fname != nullptr)
-    path_ = info.dli_fname;
-  version_ = own.get_version();
-  if (version_ < kOldest)
-    return Error{ErrorCode::kUsage, name() + " is too old; " + version_text(kOldest) + " or newer is needed"};
-  need("cublasLtGetStatusName", own.status_name);
-  need("cublasLtCreate", own.create);
-  need("cublasLtDestroy", own.destroy);
-  need("cublasLtMatmulDescCreate", own.make_product);
-  need("cublasLtMatmulDescDestroy", own.end_product);
-  need("cublasLtMatmulDescSetAttribute", own.set_product);
-  need("cublasLtMatrixLayoutCreate", own.make_layout);
-  need("cublasLtMatrixLayoutDestroy", own.end_layout);
-  need("cublasLtMatmulPreferenceCreate", own.make_preference);
-  need("cublasLtMatmulPreferenceDestroy", own.end_preference);
-  need("cublasLtMatmulPreferenceSetAttribute", own.set_preference);
-  need("cublasLtMatmulAlgoGetHeuristic", own.choose);
-  need("cublasLtMatmul", own.multiply);
-  if (missing != nullptr)
-    return Error{ErrorCode::kUsage, name() + " lacks " + missing + "; check that the file is complete"};
-  return {};
-}
-
-std::string CublasLtLibrary::name() const {
-  return "cuBLASLt " + version_text(version_) + " (" + path_ + ")";
-}
-
-Result<> CublasLtLibrary::check(cublasStatus_t status, const char* call) const {
-  if (status == CUBLAS_STATUS_SUCCESS) return {};
-  return Error{ErrorCode::kSystem, std::string(call) + ": " + functions_.status_name(status)};
-}
+ private:
+  CublasLtFunctions functions_;
+  std::size_t version_ = 0;
+  std::string path_;
+};
 
 /// Matrices of cuBLASLt are stored by columns, and a matrix stored by rows is its own transpose stored by
 /// columns. The product is therefore computed as its transpose: b's is the first factor, a's the second.
-struct CublasLtProducts::PlannedProduct {
-  std::shared_ptr<const CublasLtLibrary> library;
+struct PlannedProduct {
+  const CublasLt& lt;
   cublasLtMatmulDesc_t product = nullptr;
   cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
 
-  explicit PlannedProduct(std::shared_ptr<const CublasLtLibrary> of) : library(std::move(of)) {}
+  explicit PlannedProduct(const CublasLt& of) : lt(of) {}
   PlannedProduct(const PlannedProduct&) = delete;
   PlannedProduct& operator=(const PlannedProduct&) = delete;
   ~PlannedProduct() {
     for (const auto layout : {first, second, result}) {
-      if (layout != nullptr) (void)(*library)->end_layout(layout);
+      if (layout != nullptr) (void)lt->end_layout(layout);
     }
-    if (product != nullptr) (void)(*library)->end_product(product);
+    if (product != nullptr) (void)lt->end_product(product);
   }
 
   Result<> describe(const ProductShape& shape) {
     const auto type = [](ProductShape::Number number) {
-      return number == ProductShape::Number::kBf16 ? CUDA_R_16BF : CUDA_R_32F;
+      return number == ProductShape::Number::kFp8    ? CUDA_R_8F_E4M3
+             : number == ProductShape::Number::kBf16 ? CUDA_R_16BF
+                                                     : CUDA_R_32F;
     };
     const auto compute = shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    const CublasLtLibrary& lt = *library;
     DDP_TRY(lt.check(lt->make_product(&product, compute, CUDA_R_32F), "cublasLtMatmulDescCreate"));
     const bool first_as_stored = shape.b_column == 1, second_as_stored = shape.a_depth == 1;
     const auto transpose = [&](cublasLtMatmulDescAttributes_t factor, bool as_stored) {
@@ -148,7 +142,6 @@ struct CublasLtProducts::PlannedProduct {
   }
 
   Result<> choose(cublasLtHandle_t handle, std::uint32_t alignment) {
-    const CublasLtLibrary& lt = *library;
     cublasLtMatmulPreference_t preference = nullptr;
     DDP_TRY(lt.check(lt->make_preference(&preference), "cublasLtMatmulPreferenceCreate"));
     const std::size_t workspace = kWorkspace;
@@ -179,56 +172,83 @@ struct CublasLtProducts::PlannedProduct {
   }
 };
 
-CublasLtProducts::CublasLtProducts(std::shared_ptr<const CublasLtLibrary> library, DeviceBytes workspace)
-    : library_(std::move(library)), workspace_(std::move(workspace)) {}
+class CublasLtProducts final : public MatrixProducts {
+ public:
+  explicit CublasLtProducts(CublasLt library) : lt_(std::move(library)) {}
+  ~CublasLtProducts() override {
+    plans_.clear();
+    // Like the memory, the handle stays if work on the GPU may never end.
+    if (handle_ != nullptr && !gpus_are_given_up()) (void)lt_->destroy(handle_);
+  }
+  CublasLtProducts(const CublasLtProducts&) = delete;
+  CublasLtProducts& operator=(const CublasLtProducts&) = delete;
 
-CublasLtProducts::~CublasLtProducts() {
-  plans_.clear();
-  // Like the memory, the handle stays if work on the GPU may never end.
-  if (handle_ != nullptr && !gpus_are_given_up()) (void)(*library_)->destroy(handle_);
-}
+  Result<> open() {
+    workspace_ = DDP_TRY(make_device_bytes(kWorkspace));
+    return lt_.check(lt_->create(&handle_), "cublasLtCreate");
+  }
 
-Result<std::unique_ptr<CublasLtProducts>> CublasLtProducts::make(
-    std::shared_ptr<const CublasLtLibrary> library) {
-  auto workspace = DDP_TRY(make_device_bytes(kWorkspace));
-  std::unique_ptr<CublasLtProducts> products(new CublasLtProducts(std::move(library), std::move(workspace)));
-  const CublasLtLibrary& lt = *products->library_;
-  DDP_TRY(lt.check(lt->create(&products->handle_), "cublasLtCreate"));
-  return products;
-}
+  std::string name() const override { return lt_.name(); }
+  Result<> enqueue(const ProductShape& shape, const void* a, const void* b, void* c,
+                   cudaStream_t stream) override {
+    constexpr std::uintptr_t kMostAlignment = 256;
+    const auto bits = reinterpret_cast<std::uintptr_t>(a) | reinterpret_cast<std::uintptr_t>(b) |
+                      reinterpret_cast<std::uintptr_t>(c) | kMostAlignment;
+    const auto planned = DDP_TRY(plan({shape, static_cast<std::uint32_t>(bits & ~(bits - 1))}));
+    const PlannedProduct& plan = *planned;
+    const float one = 1, zero = 0;
+    return lt_.check(
+        lt_->multiply(handle_, plan.product, &one, b, plan.first, a, plan.second, &zero, c, plan.result, c,
+                      plan.result, &plan.algorithm, workspace_.get(), kWorkspace, stream),
+        "cublasLtMatmul");
+  }
 
-Result<const CublasLtProducts::PlannedProduct*> CublasLtProducts::plan(const PlanKey& key) {
-  if (const auto found = plans_.find(key); found != plans_.end()) return found->second.get();
-  auto plan = std::make_unique<PlannedProduct>(library_);
-  DDP_TRY(plan->describe(key.shape));
-  DDP_TRY(plan->choose(handle_, key.alignment));
-  return plans_.emplace(key, std::move(plan)).first->second.get();
-}
+ private:
+  /// Addresses are multiples of `alignment`, which decides which kernels can be used.
+  struct PlanKey {
+    ProductShape shape;
+    std::uint32_t alignment;
+    auto operator<=>(const PlanKey&) const = default;
+  };
 
-Result<> CublasLtProducts::enqueue(const ProductShape& shape, const void* a, const void* b, void* c,
-                                   cudaStream_t stream) {
-  constexpr std::uintptr_t kMostAlignment = 256;
-  const auto bits = reinterpret_cast<std::uintptr_t>(a) | reinterpret_cast<std::uintptr_t>(b) |
-                    reinterpret_cast<std::uintptr_t>(c) | kMostAlignment;
-  const auto planned = DDP_TRY(plan({shape, static_cast<std::uint32_t>(bits & ~(bits - 1))}));
-  const PlannedProduct& plan = *planned;
-  const float one = 1, zero = 0;
-  return library_->check(
-      (*library_)->multiply(handle_, plan.product, &one, b, plan.first, a, plan.second, &zero, c, plan.result,
-                            c, plan.result, &plan.algorithm, workspace_.get(), kWorkspace, stream),
-      "cublasLtMatmul");
-}
+  Result<const PlannedProduct*> plan(const PlanKey& key) {
+    if (const auto found = plans_.find(key); found != plans_.end()) return found->second.get();
+    auto plan = std::make_unique<PlannedProduct>(lt_);
+    DDP_TRY(plan->describe(key.shape));
+    DDP_TRY(plan->choose(handle_, key.alignment));
+    return plans_.emplace(key, std::move(plan)).first->second.get();
+  }
 
-Result<std::unique_ptr<MatrixProducts>> open_matrix_products() {
-  const char* const file = std::getenv("DDPLAUNCH_CUBLASLT_LIBRARY");
-  auto library = DDP_TRY(CublasLtLibrary::open(file != nullptr ? file : ""));
-  auto products = DDP_TRY(CublasLtProducts::make(std::move(library)));
+  CublasLt lt_;
+  DeviceBytes workspace_;
+  cublasLtHandle_t handle_ = nullptr;
+  std::map<PlanKey, std::unique_ptr<PlannedProduct>> plans_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<MatrixProducts>> open_matrix_products(const std::string& file) {
+  const char* const named = std::getenv("DDPLAUNCH_CUBLASLT_LIBRARY");
+  std::vector<std::string> names{!file.empty()                        ? file
+                                 : named != nullptr && *named != '\0' ? named
+                                                                      : kUsualName};
+  if (names.front() == kUsualName) {
+    const std::string wheel = "nvidia/cu" + std::to_string(CUBLAS_VER_MAJOR) + "/lib";
+    std::ranges::copy(library_files(kUsualName, {wheel, "nvidia/cublas/lib"}, ::getenv),
+                      std::back_inserter(names));
+  }
+  CublasLt library;
+  const auto take = [&](LibraryFunctions from, const std::string& path) { return library.take(from, path); };
+  if (const auto loaded = load_library(names, "cublasLtGetVersion", take); !loaded)
+    return Error{ErrorCode::kUsage, "cuBLASLt cannot be loaded: " + loaded.error().text};
+  auto products = std::make_unique<CublasLtProducts>(std::move(library));
+  DDP_TRY(products->open());
   return std::unique_ptr<MatrixProducts>(std::move(products));
 }
 
 #else
 
-Result<std::unique_ptr<MatrixProducts>> open_matrix_products() {
+Result<std::unique_ptr<MatrixProducts>> open_matrix_products(const std::string&) {
   return Error{ErrorCode::kUsage, "this build has no cuBLASLt: there was no cublasLt.h"};
 }
 

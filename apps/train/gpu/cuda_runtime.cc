@@ -142,10 +142,24 @@ Result<PinnedBytes> make_pinned_bytes(std::size_t size) {
   return PinnedBytes(static_cast<std::byte*>(memory));
 }
 
-Result<CudaEvent> make_cuda_event() {
+Result<CudaEvent> make_cuda_event(bool timed) {
   cudaEvent_t event = nullptr;
-  DDP_TRY(DDP_CUDA_CHECK(cudaEventCreateWithFlags, &event, cudaEventDisableTiming));
+  DDP_TRY(
+      DDP_CUDA_CHECK(cudaEventCreateWithFlags, &event, timed ? cudaEventDefault : cudaEventDisableTiming));
   return CudaEvent(event);
+}
+
+Result<> record_time(cudaEvent_t event, cudaStream_t stream) {
+  // An external record is a node of the graph; the usual one is only an order inside of a capture. CUDA
+  // refuses an external one elsewhere.
+  const unsigned flags = is_captured(stream) ? cudaEventRecordExternal : cudaEventRecordDefault;
+  return DDP_CUDA_CHECK(cudaEventRecordWithFlags, event, stream, flags);
+}
+
+Result<double> seconds_between(cudaEvent_t begin, cudaEvent_t end) {
+  float ms = 0;
+  DDP_TRY(DDP_CUDA_CHECK(cudaEventElapsedTime, &ms, begin, end));
+  return static_cast<double>(ms) / 1e3;
 }
 
 Result<CudaStream> make_cuda_stream(StreamPriority priority) {
@@ -162,21 +176,27 @@ Result<> order_streams(cudaStream_t from, cudaStream_t to, cudaEvent_t mark) {
   return DDP_CUDA_CHECK(cudaStreamWaitEvent, to, mark, 0);
 }
 
-Result<> begin_capture(cudaStream_t stream) {
-  // Relaxed: a non-blocking communicator adds its part to the stream from its own thread.
-  return DDP_CUDA_CHECK(cudaStreamBeginCapture, stream, cudaStreamCaptureModeRelaxed);
-}
+namespace {
 
+/// `enqueued`: the result of what the capture holds.
 Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
   if (!enqueued && !is_captured(stream)) return enqueued.error();  // the capture was abandoned
   cudaGraph_t graph = nullptr;
   const Result<> ended = DDP_CUDA_CHECK(cudaStreamEndCapture, stream, &graph);
-  const std::unique_ptr<CUgraph_st, EndGraph> keeper(graph);
+  const std::unique_ptr<CUgraph_st, CudaRelease<&cudaGraphDestroy, false>> keeper(graph);
   if (!enqueued) return enqueued.error();
   if (!ended) return ended.error();
   cudaGraphExec_t exec = nullptr;
   DDP_TRY(DDP_CUDA_CHECK(cudaGraphInstantiate, &exec, graph, 0));
   return CudaGraph(exec);
+}
+
+}  // namespace
+
+Result<CudaGraph> capture_graph(cudaStream_t stream, const std::function<Result<>()>& enqueue) {
+  // Relaxed: a non-blocking communicator adds its part to the stream from its own thread.
+  DDP_TRY(DDP_CUDA_CHECK(cudaStreamBeginCapture, stream, cudaStreamCaptureModeRelaxed));
+  return end_capture(stream, enqueue());
 }
 
 void abandon_capture(cudaStream_t stream) {
@@ -226,6 +246,28 @@ std::vector<std::string> library_files(const std::string& name, const std::vecto
     }
   }
   return found;
+}
+
+Result<> load_library(const std::vector<std::string>& files, const char* symbol,
+                      const std::function<Result<>(LibraryFunctions, const std::string&)>& take) {
+  Error error{ErrorCode::kUnreachable, ""};
+  for (const std::string& file : files) {
+    error.text += error.text.empty() ? "" : "; ";
+    void* const handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+      const char* why = ::dlerror();
+      error.text += one_line(why != nullptr ? why : "no reason was given");
+      continue;
+    }
+    void* const function = ::dlsym(handle, symbol);
+    Dl_info info{};
+    const bool known = function != nullptr && ::dladdr(function, &info) != 0 && info.dli_fname != nullptr;
+    const auto taken = take({handle}, known ? info.dli_fname : file);
+    if (taken) return {};
+    error.code = ErrorCode::kUsage;  // a library of another place may be newer
+    error.text += taken.error().text;
+  }
+  return error;
 }
 
 }  // namespace ddp::train

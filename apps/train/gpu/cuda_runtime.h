@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 #include <chrono>
 #include <compare>
@@ -17,7 +18,7 @@
 
 namespace ddp::train {
 
-/// Converts the answer of a CUDA runtime call to a Result. An error reads "device_stream.cc:20: cudaMalloc:
+/// Converts the answer of a CUDA runtime call to a Result. An error reads "cuda_runtime.cc:133: cudaMalloc:
 /// cudaErrorMemoryAllocation (out of memory)".
 Result<> cuda_check(cudaError_t answer, const char* call,
                     std::source_location where = std::source_location::current());
@@ -56,48 +57,31 @@ std::string gpu_identity(const cudaDeviceProp& properties);
 void give_up_gpus();
 bool gpus_are_given_up();
 
-struct FreeDeviceMemory {
-  void operator()(std::byte* memory) const {
-    if (!gpus_are_given_up()) (void)cudaFree(memory);
+/// Releases a resource. `Waits`: CUDA waits for work then, so given-up GPUs keep the resource.
+template <auto Release, bool Waits = true>
+struct CudaRelease {
+  void operator()(auto* resource) const {
+    if (!Waits || !gpus_are_given_up()) (void)Release(resource);
   }
 };
 /// GPU memory, aligned to 256 bytes.
-using DeviceBytes = std::unique_ptr<std::byte, FreeDeviceMemory>;
-
-struct FreePinnedMemory {
-  void operator()(std::byte* memory) const {
-    if (!gpus_are_given_up()) (void)cudaFreeHost(memory);
-  }
-};
+using DeviceBytes = std::unique_ptr<std::byte, CudaRelease<&cudaFree>>;
 /// Pinned host memory: the GPU copies from and to it while the host continues.
-using PinnedBytes = std::unique_ptr<std::byte, FreePinnedMemory>;
-
-struct EndEvent {
-  void operator()(cudaEvent_t event) const { (void)cudaEventDestroy(event); }
-};
-using CudaEvent = std::unique_ptr<CUevent_st, EndEvent>;
-
-struct EndStream {
-  void operator()(cudaStream_t stream) const {
-    if (!gpus_are_given_up()) (void)cudaStreamDestroy(stream);
-  }
-};
-using CudaStream = std::unique_ptr<CUstream_st, EndStream>;
-
-struct EndGraph {
-  void operator()(cudaGraph_t graph) const { (void)cudaGraphDestroy(graph); }
-  void operator()(cudaGraphExec_t graph) const {
-    if (!gpus_are_given_up()) (void)cudaGraphExecDestroy(graph);
-  }
-};
+using PinnedBytes = std::unique_ptr<std::byte, CudaRelease<&cudaFreeHost>>;
+using CudaEvent = std::unique_ptr<CUevent_st, CudaRelease<&cudaEventDestroy, false>>;
+using CudaStream = std::unique_ptr<CUstream_st, CudaRelease<&cudaStreamDestroy>>;
 /// An executable graph.
-using CudaGraph = std::unique_ptr<CUgraphExec_st, EndGraph>;
+using CudaGraph = std::unique_ptr<CUgraphExec_st, CudaRelease<&cudaGraphExecDestroy>>;
 
 /// Returns zeroed memory. If the GPU has no room, the error is kSystem and its text has the size.
 Result<DeviceBytes> make_device_bytes(std::size_t size);
 Result<PinnedBytes> make_pinned_bytes(std::size_t size);
-/// Returns an event that records no time.
-Result<CudaEvent> make_cuda_event();
+/// Returns an event that records no time, or a `timed` one.
+Result<CudaEvent> make_cuda_event(bool timed = false);
+/// Records a timed event in the stream, or in each launch of the graph that the stream captures.
+Result<> record_time(cudaEvent_t event, cudaStream_t stream);
+/// Returns the seconds between two timed events that have passed.
+Result<double> seconds_between(cudaEvent_t begin, cudaEvent_t end);
 enum class StreamPriority { kNormal, kHighest };
 /// Returns a stream that waits for no other stream.
 Result<CudaStream> make_cuda_stream(StreamPriority priority = StreamPriority::kNormal);
@@ -107,25 +91,11 @@ Result<> order_streams(cudaStream_t from, cudaStream_t to, cudaEvent_t mark);
 
 /// Captures the operations that `enqueue()` (→ Result<>) puts into the stream as a graph; none of them runs
 /// during the capture. Until the capture ends, calls that wait and calls that other streams see are not
-/// allowed.
-template <class Enqueue>
-Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue);
-
-/// First half of capture_graph().
-Result<> begin_capture(cudaStream_t stream);
-/// Second half of capture_graph(). `enqueued`: the result of enqueue(). The stream leaves the capture in any
-/// case.
-Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued);
+/// allowed. The stream leaves the capture in any case.
+Result<CudaGraph> capture_graph(cudaStream_t stream, const std::function<Result<>()>& enqueue);
 /// Ends the stream's capture, if there is one, and drops what it captured. The enqueue() of that capture must
 /// fail.
 void abandon_capture(cudaStream_t stream);
-
-template <class Enqueue>
-Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
-  DDP_TRY(begin_capture(stream));
-  const Result<> enqueued = enqueue();
-  return end_capture(stream, enqueued);
-}
 
 /// Launches the kernels of a program on a stream, or only loads them. After the first error the later kernels
 /// are skipped.
@@ -185,7 +155,7 @@ class DeviceRunner {
 /// c[row][column] = sum over depth of a[row][depth] * b[depth][column], as Gemm computes it (gemm_body.h).
 /// In each factor one of the two strides is 1.
 struct ProductShape {
-  enum class Number { kFloat, kBf16 };
+  enum class Number { kFloat, kBf16, kFp8 };  ///< kFp8: e4m3, for factors with a depth stride of 1
   int rows, columns, depth;
   std::ptrdiff_t a_row, a_depth;
   std::ptrdiff_t b_depth, b_column;
@@ -210,9 +180,10 @@ class MatrixProducts {
                            cudaStream_t stream) = 0;
 };
 
-/// Loads cuBLASLt: the file that DDPLAUNCH_CUBLASLT_LIBRARY names, else as CublasLtLibrary::open() finds it.
-/// The error says why the own kernels must do.
-Result<std::unique_ptr<MatrixProducts>> open_matrix_products();
+/// Loads the libcublasLt of the CUDA release that this program was built with: `file`, else the file that
+/// DDPLAUNCH_CUBLASLT_LIBRARY names, else the one that the system's loader finds, else the first of
+/// library_files(). It is never unloaded. The error (kUsage) says why the own kernels must do.
+Result<std::unique_ptr<MatrixProducts>> open_matrix_products(const std::string& file = "");
 
 /// Returns the files of a CUDA library that exist outside the loader's paths: in the CUDA toolkit (CUDA_HOME,
 /// CUDA_PATH, /usr/local/cuda), in lib of CONDA_PREFIX, then in the Python wheels of VIRTUAL_ENV,
@@ -220,5 +191,27 @@ Result<std::unique_ptr<MatrixProducts>> open_matrix_products();
 /// site-packages. `get` is std::getenv outside tests.
 std::vector<std::string> library_files(const std::string& name, const std::vector<std::string>& wheel_folders,
                                        const std::function<const char*(const char*)>& get);
+
+/// The functions of a library that is loaded on demand.
+struct LibraryFunctions {
+  void* handle;
+  const char* missing = nullptr;  ///< the first function that need() did not find
+
+  template <class Function>
+  bool find(const char* name, Function& function) {
+    function = reinterpret_cast<Function>(::dlsym(handle, name));
+    return function != nullptr;
+  }
+  template <class Function>
+  void need(const char* name, Function& function) {
+    if (!find(name, function) && missing == nullptr) missing = name;
+  }
+};
+
+/// Loads the first of `files` that `take` accepts; `path` is the file that has the function `symbol`. The
+/// error says why each file does not serve. kUnreachable: none could be loaded.
+Result<> load_library(
+    const std::vector<std::string>& files, const char* symbol,
+    const std::function<Result<>(LibraryFunctions functions, const std::string& path)>& take);
 
 }  // namespace ddp::train

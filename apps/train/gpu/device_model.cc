@@ -9,70 +9,12 @@
 
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
+#include "apps/train/gpu/net_steps.h"
 #include "apps/train/kernels/gpu/body.h"
 #include "base/text.h"
 #endif
 
 namespace ddp::train {
-
-template <class T>
-auto DeviceEpoch<T>::begin(DeviceSteps<T>& device, const Dataset& data, std::vector<std::uint32_t> order,
-                           std::size_t batch_size, std::size_t batches, int border, std::size_t most)
-    -> Result<std::unique_ptr<DeviceEpoch>> {
-  std::unique_ptr<DeviceEpoch> epoch(new DeviceEpoch(device, std::move(order), batch_size, batches, most));
-  const std::size_t samples = epoch->order_.size();
-  for (const std::size_t batch : {std::min(samples, batch_size), samples % batch_size}) {
-    DDP_TRY(batch == 0 ? Result<>() : device.prepare(batch));
-  }
-  const auto held = DDP_TRY(device.hold(data));
-  if (held) {
-    DDP_TRY(device.set_order(epoch->order_));
-  } else {
-    epoch->loader_ = std::make_unique<BatchLoader<T>>(data, epoch->order_, batch_size, border);
-  }
-  return epoch;
-}
-
-template <class T>
-std::span<const std::uint32_t> DeviceEpoch<T>::samples(std::size_t step) const {
-  const std::size_t first = step * step_size_;
-  return std::span(order_).subspan(first, std::min(step_size_, order_.size() - first));
-}
-
-template <class T>
-Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_read, const MakePlan& plan) {
-  if (is_idle()) {
-    const std::size_t left = steps() - launched_;
-    may_launch_ = launched_ + static_cast<std::size_t>(std::min<std::uint64_t>(left, until_read));
-  }
-  for (; launched_ < may_launch_ && launched_ - finished_ < most_; ++launched_) {
-    const std::span<const std::uint32_t> mine = samples(launched_);
-    const Plan planned = plan(launched_ - finished_, mine);
-    DeviceStep step;
-    step.lr = planned.lr;
-    step.as_graph = planned.as_graph;
-    step.inject_nan = planned.inject_nan;
-    step.first = launched_ * step_size_;
-    step.size = mine.size();
-    for (std::size_t sent = 0; loader_ && sent < mine.size();) {
-      const auto& batch = loader_->next();
-      DDP_TRY(device_.send(batch.images.data(), batch.labels));
-      sent += batch.samples.size();
-    }
-    DDP_TRY(device_.launch(step));
-  }
-  return {};
-}
-
-template <class T>
-Result<DeviceOutcome> DeviceEpoch<T>::finish() {
-  const auto outcome = device_.finish();
-  if (outcome) ++finished_;
-  return outcome;
-}
-
-template class DeviceEpoch<float>;
-template class DeviceEpoch<double>;
 
 #ifdef DDP_HAVE_CUDA
 
@@ -193,6 +135,18 @@ Result<std::string> own_gpu(int local_rank) {
   return gpu_identity(properties);
 }
 
+int gpu_of(int local_rank) {
+  const auto gpus = count_gpus();
+  return gpus ? local_rank % *gpus : -1;
+}
+
+std::string gpu_model(int local_rank) {
+  cudaDeviceProp properties{};
+  const int gpu = gpu_of(local_rank);
+  return gpu >= 0 && cudaGetDeviceProperties(&properties, gpu) == cudaSuccess ? properties.name
+                                                                              : "unknown GPU";
+}
+
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
                                                     const DeviceModelShape& shape) {
@@ -223,6 +177,8 @@ class CudaBuffer final : public DeviceBuffer {
   }
 
   Result<> open(std::size_t bytes) {
+    begin_ = DDP_TRY(make_cuda_event(true));
+    end_ = DDP_TRY(make_cuda_event(true));
     memory_ = communicator_.share_device_memory(bytes);
     if (!memory_.bytes.empty()) return {};
     own_ = DDP_TRY(make_device_bytes(bytes));
@@ -231,8 +187,8 @@ class CudaBuffer final : public DeviceBuffer {
   }
 
   const DeviceMemory& memory() const override { return memory_; }
-  Result<> put(std::span<const std::byte> from) override {
-    return copy(memory_.bytes.data(), from.data(), from.size(), cudaMemcpyHostToDevice);
+  Result<> put(std::span<const std::byte> from, std::size_t offset) override {
+    return copy(memory_.bytes.data() + offset, from.data(), from.size(), cudaMemcpyHostToDevice);
   }
   Result<> get(std::span<std::byte> to) override {
     return copy(to.data(), memory_.bytes.data(), to.size(), cudaMemcpyDeviceToHost);
@@ -245,11 +201,14 @@ class CudaBuffer final : public DeviceBuffer {
     DDP_TRY(communicator_.enqueue_on_device(operation_, stream()));
     return wait();
   }
-  Result<> replay(int count) override {
+  Result<double> replay(int count) override {
     CudaGraph& graph = streams_->graphs[{0, count}];
     if (graph == nullptr) graph = DDP_TRY(capture_graph(stream(), [&] { return enqueue(count); }));
+    DDP_TRY(record_time(begin_.get(), stream()));
     DDP_TRY(DDP_CUDA_CHECK(cudaGraphLaunch, graph.get(), stream()));
-    return wait();
+    DDP_TRY(record_time(end_.get(), stream()));
+    DDP_TRY(wait());
+    return 1e6 * DDP_TRY(seconds_between(begin_.get(), end_.get()));
   }
 
  private:
@@ -272,6 +231,7 @@ class CudaBuffer final : public DeviceBuffer {
   std::shared_ptr<GraphStreams> streams_;
   DeviceBytes own_;  ///< null: the communicator owns the memory
   DeviceMemory memory_;
+  CudaEvent begin_, end_;  ///< of replay()
   DeviceOperation operation_;
 };
 
@@ -293,6 +253,14 @@ Result<> can_use_gpu() {
 
 Result<std::string> own_gpu(int) {
   return can_use_gpu().error();
+}
+
+int gpu_of(int) {
+  return -1;
+}
+
+std::string gpu_model(int) {
+  return "unknown GPU";
 }
 
 template <class T>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
@@ -22,26 +24,33 @@ struct DeviceStepSettings {
   double clip_value = 0, clip_norm = 0;  ///< 0: off
   Communicator* ranks = nullptr;         ///< sums the gradients; null: this rank is alone
   std::vector<GradientBucket> buckets;   ///< of plan_buckets(); empty: one of all gradients
-  int batch = 0;      ///< samples of a batch; a step may have several. 0: a step is one batch
-  int batches = 1;    ///< limit of batches per step
-  bool undo = false;  ///< drop() must restore the state before the step in flight
+  int batch = 0;       ///< samples of a batch; a step may have several. 0: a step is one batch
+  int batches = 1;     ///< limit of batches per step
+  bool undo = false;   ///< drop() must restore the state before the step in flight
+  bool timed = false;  ///< last_times() is known; at most one step may be in flight
   std::chrono::milliseconds drop_timeout{5'000};  ///< for drop() to wait for the GPU
 };
 
 /// The input of one step.
 struct DeviceStep {
   double lr = 0;
-  std::size_t first = 0;    ///< position of its first sample in the order (set_order())
-  std::size_t size = 0;     ///< samples
   bool as_graph = true;     ///< false: single launches; the same on all ranks
   bool inject_nan = false;  ///< into this rank's gradient; requires as_graph false
+  std::size_t first = 0;    ///< position of its first sample in the order (set_order())
+  std::size_t size = 0;     ///< samples
 };
 
-/// The outcome of a step, the same on all ranks.
-struct DeviceOutcome {
-  double loss = 0;     ///< mean over the ranks
-  bool finite = true;  ///< false: the step changed nothing
-  double norm = 0;     ///< gradient norm before clipping; only with clip_norm
+/// The outcome of a step, which all ranks know alike after the gradient was reduced.
+struct ReducedGradient {
+  double loss = 0;     ///< mean over micro-batches and ranks
+  bool finite = true;  ///< false: the step is dropped and changes nothing
+  double norm = 0;     ///< of the gradient before clipping; only with clip_norm
+};
+
+/// Seconds of the parts of a step on the GPU, by its own clock. Of several batches, all but the last one's
+/// backward pass counts as forward. `sums`: what the update waited for all-reduces.
+struct DeviceTimes {
+  double forward = 0, backward = 0, sums = 0, update = 0;
 };
 
 /// Steps that a rank's GPU makes by itself, each as one graph: batch, forward, backward, all-reduce, update.
@@ -81,7 +90,9 @@ class DeviceSteps {
   /// Requires fewer than kMaxInFlight steps in flight, and none if undo is set.
   virtual Result<> launch(const DeviceStep& step) = 0;
   /// Waits for the oldest step in flight.
-  virtual Result<DeviceOutcome> finish() = 0;
+  virtual Result<ReducedGradient> finish() = 0;
+  /// Returns the times of the step that was finished last.
+  virtual Result<DeviceTimes> last_times() = 0;
   /// Drops the steps in flight: their ranks are gone, and their all-reduces are lost. If undo was set, the
   /// state becomes that after the last finished step. Fails with kTimeout if the GPU stays at work.
   virtual Result<> drop() = 0;
@@ -97,28 +108,59 @@ inline void must_work(const Result<>& done) {
 template <class T>
 class DeviceEpoch {
  public:
-  /// The trainer's settings of one step.
-  struct Plan {
-    double lr = 0;
-    bool as_graph = true;
-    bool inject_nan = false;
-  };
-  /// Returns the plan of a step. `ahead`: the number of unfinished steps before that step.
-  using MakePlan = std::function<Plan(std::uint64_t ahead, std::span<const std::uint32_t> samples)>;
+  /// Returns a step without its place in the order. `ahead`: the number of unfinished steps before that step.
+  using MakePlan = std::function<DeviceStep(std::uint64_t ahead, std::span<const std::uint32_t> samples)>;
 
   /// `device` and `data` must outlive the epoch. `batches`: per step. `most`: limit of steps in flight, at
   /// most kMaxInFlight.
   static Result<std::unique_ptr<DeviceEpoch>> begin(DeviceSteps<T>& device, const Dataset& data,
                                                     std::vector<std::uint32_t> order, std::size_t batch_size,
-                                                    std::size_t batches, int border, std::size_t most);
+                                                    std::size_t batches, int border, std::size_t most) {
+    std::unique_ptr<DeviceEpoch> epoch(new DeviceEpoch(device, std::move(order), batch_size, batches, most));
+    const std::size_t samples = epoch->order_.size();
+    for (const std::size_t batch : {std::min(samples, batch_size), samples % batch_size}) {
+      DDP_TRY(batch == 0 ? Result<>() : device.prepare(batch));
+    }
+    const auto held = DDP_TRY(device.hold(data));
+    if (held) {
+      DDP_TRY(device.set_order(epoch->order_));
+    } else {
+      epoch->loader_ = std::make_unique<BatchLoader<T>>(data, epoch->order_, batch_size, border);
+    }
+    return epoch;
+  }
 
   std::size_t steps_left() const { return steps() - finished_; }
   bool is_idle() const { return launched_ == finished_; }
   /// Launches as many steps as may be in flight. The caller reads the state only after `until_read` more
   /// steps, and no step beyond them is launched. `until_read` counts only if is_idle().
-  Result<> launch_ahead(std::uint64_t until_read, const MakePlan& plan);
+  Result<> launch_ahead(std::uint64_t until_read, const MakePlan& plan) {
+    if (is_idle()) {
+      const std::size_t left = steps() - launched_;
+      may_launch_ = launched_ + static_cast<std::size_t>(std::min<std::uint64_t>(left, until_read));
+    }
+    for (; launched_ < may_launch_ && launched_ - finished_ < most_; ++launched_) {
+      const std::span<const std::uint32_t> mine = samples(launched_);
+      DeviceStep step = plan(launched_ - finished_, mine);
+      step.first = launched_ * step_size_;
+      step.size = mine.size();
+      for (std::size_t sent = 0; loader_ && sent < mine.size();) {
+        const auto& batch = loader_->next();
+        DDP_TRY(device_.send(batch.images.data(), batch.labels));
+        sent += batch.samples.size();
+      }
+      DDP_TRY(device_.launch(step));
+    }
+    return {};
+  }
+
   /// Waits for the oldest step in flight.
-  Result<DeviceOutcome> finish();
+  Result<ReducedGradient> finish() {
+    const auto outcome = device_.finish();
+    if (outcome) ++finished_;
+    return outcome;
+  }
+
   /// Returns the number of this rank's images in the last finished step.
   std::size_t images() const { return samples(finished_ - 1).size(); }
   /// Returns the number of batches in that step.
@@ -133,7 +175,10 @@ class DeviceEpoch {
         step_size_(batch_size * batches),
         most_(most) {}
   std::size_t steps() const { return (order_.size() + step_size_ - 1) / step_size_; }
-  std::span<const std::uint32_t> samples(std::size_t step) const;
+  std::span<const std::uint32_t> samples(std::size_t step) const {
+    const std::size_t first = step * step_size_;
+    return std::span(order_).subspan(first, std::min(step_size_, order_.size() - first));
+  }
 
   DeviceSteps<T>& device_;
   std::vector<std::uint32_t> order_;
@@ -156,15 +201,17 @@ class DeviceBuffer {
   static Result<std::unique_ptr<DeviceBuffer>> make(Communicator& communicator, std::size_t bytes);
 
   virtual const DeviceMemory& memory() const = 0;
-  /// Copy from and to the host, at the beginning of the memory.
-  virtual Result<> put(std::span<const std::byte> from) = 0;
+  /// Copy from the host, `offset` bytes behind the beginning of the memory, and to the host, from its
+  /// beginning.
+  virtual Result<> put(std::span<const std::byte> from, std::size_t offset = 0) = 0;
   virtual Result<> get(std::span<std::byte> to) = 0;
   /// Sets the operation of the next calls.
   virtual void choose(const DeviceOperation& operation) = 0;
   /// Carries out the operation once, without a graph. The first one makes the connections.
   virtual Result<> run() = 0;
   /// Carries out the operation `count` times, as one graph, which the first call with this count captures.
-  virtual Result<> replay(int count) = 0;
+  /// Returns the microseconds on the GPU, by its own events: the host's polling takes no part.
+  virtual Result<double> replay(int count) = 0;
 };
 
 /// Succeeds if this build and this machine can train on a GPU. Else the error is kUsage with the reason:
@@ -174,6 +221,10 @@ Result<> can_use_gpu();
 /// Returns the identity of the GPU of `local_rank`, which other ranks compare with theirs:
 /// CUDA_VISIBLE_DEVICES may give one GPU to several. Errors as above, or choose_gpu()'s.
 Result<std::string> own_gpu(int local_rank);
+/// Returns the number of the GPU on which make_device_model() computes for a local rank; -1: none.
+int gpu_of(int local_rank);
+/// Returns what kind of GPU that is: "NVIDIA H100 80GB HBM3"; "unknown GPU" if CUDA cannot say.
+std::string gpu_model(int local_rank);
 
 /// The GPU kernels count parameters in int.
 inline constexpr std::size_t kMostGpuParameters = 2'000'000'000;

@@ -10,16 +10,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include "apps/options/option_table.h"
+#include "apps/train/bench/measurement.h"
 #include "apps/train/checkpoint/model_file.h"
-#include "apps/train/data/hash.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/health/checks/health_diagnosis.h"
+#include "apps/train/health/equal_steps.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/world/node_data.h"
@@ -36,9 +38,9 @@ constexpr std::chrono::milliseconds kLeastTime{1};
 constexpr const char* kHealthUsage =
     "usage: train health [TIME] [OPTION…]\n"
     "Tests the device of each rank, each pair of ranks and all ranks together: matrix products and memory\n"
-    "with known results, messages and all-reduces. Exit code 1 if a test fails.\n";
+    "with known results, equal training steps, messages and all-reduces. Exit code 1 if a test fails.\n";
 
-/// Parses "RANK:gemm", "RANK:memory" or "RANK:sum".
+/// Parses "RANK:gemm", "RANK:memory", "RANK:gradient" or "RANK:sum".
 std::optional<InjectedFault> parse_fault(std::string_view text) {
   InjectedFault inject;
   const char* end = text.data() + text.size();
@@ -49,6 +51,8 @@ std::optional<InjectedFault> parse_fault(std::string_view text) {
     inject.fault = HealthFault::kGemm;
   } else if (word == "memory") {
     inject.fault = HealthFault::kMemory;
+  } else if (word == "gradient") {
+    inject.fault = HealthFault::kGradient;
   } else if (word == "sum") {
     inject.fault = HealthFault::kSum;
   } else {
@@ -59,8 +63,16 @@ std::optional<InjectedFault> parse_fault(std::string_view text) {
 
 void declare_tests(OptionTable& table, HealthOptions& options) {
   table.group("Tests", "", "train health 1m --memory 4096");
-  table.value({.names = "TIME", .help = "duration of the matrix products", .equal = true},
+  table.value({.names = "TIME",
+               .help = "duration of the matrix products; the training steps take a quarter of it",
+               .equal = true},
               time_into(options.time, kLeastTime));
+  table.value({.names = "--minutes",
+               .value = "N",
+               .default_text = "one round",
+               .help = "repeat the tests of the devices for N minutes",
+               .equal = true},
+              number_into(options.minutes, 0.01, 1e6));
   table.value(
       {.names = "--memory",
        .value = "MB",
@@ -70,31 +82,36 @@ void declare_tests(OptionTable& table, HealthOptions& options) {
                   "memory.",
        .equal = true},
       number_into(options.memory_mb, 1, kMostMemory));
-  table.choice<HealthDeviceKind>(
+  table.choice<DeviceKind>(
       {.names = "--device",
-       .help = "auto: the GPU of LOCAL_RANK if it exists, else the CPU",
-       .details = "LOCAL_RANK counts modulo the number of GPUs. `gpu` is an error without one.",
+       .help = "auto: the GPU of LOCAL_RANK if any rank sees one, else the CPU",
+       .details =
+           "A visible GPU that cannot be used is an error, and so is NCCL with several ranks; `--comm shm` "
+           "and `tcp` do without NCCL.",
        .equal = true},
-      options.device,
-      {{"auto", HealthDeviceKind::kAuto}, {"cpu", HealthDeviceKind::kCpu}, {"gpu", HealthDeviceKind::kGpu}});
+      options.device, device_words());
   table.value({.names = "--threads",
                .value = "N",
                .default_text = "its part of the cores",
                .help = "threads of a rank on a CPU"},
               number_into(options.threads, 1, 1'024));
-  table.value({.names = "--inject-fault",
-               .value = "RANK:TEST",
-               .help = "fault injection: this rank's test finds a wrong value",
-               .details = "TEST is `gemm`, `memory` or `sum`."},
-              parsed_into(options.inject, parse_fault, ": give RANK:gemm, RANK:memory or RANK:sum"));
+  table.value(
+      {.names = "--inject-fault",
+       .value = "RANK:TEST",
+       .help = "fault injection: this rank's test finds a wrong value",
+       .details = "TEST is `gemm`, `memory`, `gradient` or `sum`."},
+      parsed_into(options.inject, parse_fault, ": give RANK:gemm, RANK:memory, RANK:gradient or RANK:sum"));
 }
 
 void declare_options(OptionTable& table, HealthOptions& options) {
   declare_tests(table, options);
   table.group("Communication");
-  table.choice<CommKind>({.names = "--comm", .help = "auto: shared memory inside a node, TCP between nodes"},
-                         options.comm,
-                         {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}});
+  table.choice<CommKind>(
+      {.names = "--comm",
+       .help = "auto: the sum over NCCL if GPUs are tested, and all else over shared memory "
+               "inside a node and TCP between nodes; tcp, shm: no NCCL",
+       .equal = true},
+      options.comm, {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}});
   table.value(
       {.names = "--comm-timeout", .value = "TIME", .help = "give up when a peer moves no byte for this long"},
       time_into(options.comm_timeout, kLeastTime));
@@ -129,87 +146,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kSmall = 8, kLarge = std::size_t{1} << 20;
-constexpr int kSmallTimes = 50, kLargeTimes = 8;
 constexpr std::size_t kSumBytes = std::size_t{16} << 20;
-/// Part of the ranks' time limit that a pair may use: the other ranks must not time out when a pair fails.
-constexpr int kPartOfTimeout = 4;
-
-std::byte byte_of(int sender, int time, std::size_t index) {
-  return static_cast<std::byte>(
-      mix_bits((static_cast<std::uint64_t>(sender) << 8) + static_cast<unsigned>(time)) >> 8 * (index % 8));
-}
-
-/// Exchanges `size` bytes `times` times; returns the microseconds of the median exchange.
-Result<double> exchange(Communicator& two, std::pair<int, int> ranks, std::size_t size, int times,
-                        std::uint64_t& wrong) {
-  const int mine = two.rank() == 0 ? ranks.first : ranks.second;
-  const int other = two.rank() == 0 ? ranks.second : ranks.first;
-  std::vector<std::byte> halves(2 * size);  // rank 0's message, then rank 1's
-  const std::span<std::byte> sent = std::span(halves).subspan(two.rank() == 0 ? 0 : size, size);
-  const std::span<std::byte> received = std::span(halves).subspan(two.rank() == 0 ? size : 0, size);
-  std::vector<double> each;
-  for (int time = 0; time < times; ++time) {
-    for (std::size_t i = 0; i < size; ++i) {
-      sent[i] = byte_of(mine, time, i);
-      received[i] = std::byte{0};
-    }
-    const auto begin = Clock::now();
-    DDP_TRY(two.all_gather_parts(halves));
-    each.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
-    for (std::size_t i = 0; i < size; ++i)
-      wrong += received[i] != byte_of(other, time, i);
-  }
-  return median_of(std::move(each));
-}
-
-/// This rank's pair of one round, as numbers for all_gather().
-struct PairMeasurement {
-  std::uint64_t failed = 0, wrong = 0, nanoseconds = 0, kilobytes_per_second = 0;
-};
-
-Result<> meet_pair(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world,
-                   std::pair<int, int> pair, PairMeasurement& measured) {
-  auto two = DDP_TRY(
-      join_pair(environment, options, *world.directory, pair, world.same_node(pair.first, pair.second)));
-  const auto latency = DDP_TRY(exchange(*two, pair, kSmall, kSmallTimes, measured.wrong));
-  const auto time = DDP_TRY(exchange(*two, pair, kLarge, kLargeTimes, measured.wrong));
-  measured.nanoseconds = static_cast<std::uint64_t>(latency * 1e3);
-  measured.kilobytes_per_second = static_cast<std::uint64_t>(static_cast<double>(kLarge) / time * 1e3);
-  return two->barrier();
-}
-
-/// Tests every two ranks, in rounds of disjoint pairs. Messages are compared byte by byte and timed. A pair
-/// that fails is a result; an error ends the work of all ranks. All ranks call it and get the same result.
-Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment, const WorldOptions& options,
-                                           CommWorld& world) {
-  std::vector<HealthPair> pairs;
-  WorldOptions shorter = options;
-  shorter.start_timeout = shorter.step_timeout = options.step_timeout / kPartOfTimeout;
-  const int rank = world.communicator->rank();
-  for (const auto& round : pair_rounds(world.communicator->world_size())) {
-    PairMeasurement measured;
-    for (const auto& pair : round) {
-      if (pair.first != rank && pair.second != rank) continue;
-      measured.failed = meet_pair(environment, shorter, world, pair, measured) ? 0 : 1;
-    }
-    const std::uint64_t mine[] = {measured.failed, measured.wrong, measured.nanoseconds,
-                                  measured.kilobytes_per_second};
-    // The exchange is also a barrier, so that rounds do not overlap.
-    const auto all = DDP_TRY(world.communicator->all_gather(mine));
-    for (const auto& pair : round) {
-      const std::uint64_t* first = all.data() + 4 * static_cast<std::size_t>(pair.first);
-      const std::uint64_t* second = all.data() + 4 * static_cast<std::size_t>(pair.second);
-      HealthPair& met = pairs.emplace_back();
-      met.failed = first[0] + second[0] != 0;
-      met.wrong = first[1] + second[1];
-      met.result = {pair.first, pair.second, world.same_node(pair.first, pair.second),
-                    static_cast<double>(first[2]) / 1e3, static_cast<double>(first[3]) / 1e6};
-    }
-  }
-  std::sort(pairs.begin(), pairs.end(), [](const HealthPair& a, const HealthPair& b) {
-    return std::pair(a.result.first, a.result.second) < std::pair(b.result.first, b.result.second);
-  });
+BenchOptions pair_options(const HealthOptions& options) {
+  BenchOptions pairs;
+  pairs.operation = BenchOperation::kPairs;
+  pairs.max_bytes = std::size_t{1} << 20;
+  pairs.iterations = pairs.check = 8;
+  pairs.comm_timeout = options.comm_timeout;
   return pairs;
 }
 
@@ -258,9 +201,24 @@ OrderedJson rank_json(const HealthFigures& f, std::size_t rank) {
                    {"memory_bytes", f.memory},
                    {"wrong_words", f.wrong_words},
                    {"wrong_sums", f.wrong_sums},
-                   {"throttled", f.throttled}};
+                   {"throttled", f.throttled},
+                   {"memory_gbps", rounded(f.memory_gbps, 3)},
+                   {"steps", f.steps},
+                   {"other_steps", f.other_steps},
+                   {"unclear_steps", f.unclear_steps},
+                   {"step_ms", rounded(1e3 * f.step_p50, 3)},
+                   {"step_p99_ms", rounded(1e3 * f.step_p99, 3)},
+                   {"lost_part", rounded(f.step_lost, 4)}};
   if (f.gpu) {
     json.update({{"products_by", f.products_by},
+                 {"bf16_gflops", rounded(f.bf16_gflops, 3)},
+                 {"fp8_gflops", rounded(f.fp8_gflops, 3)},
+                 {"to_gpu_gbps", rounded(f.to_gpu_gbps, 3)},
+                 {"from_gpu_gbps", rounded(f.from_gpu_gbps, 3)},
+                 {"watts", f.watts},
+                 {"pcie_replays", f.pcie_replays},
+                 {"nvlink_errors", f.nvlink_errors},
+                 {"remapped_rows", f.remapped_rows},
                  {"ecc_corrected", f.ecc_corrected},
                  {"ecc_uncorrected", f.ecc_uncorrected},
                  {"throttle_reasons", f.throttle_reasons},
@@ -272,13 +230,13 @@ OrderedJson rank_json(const HealthFigures& f, std::size_t rank) {
   return json;
 }
 
-OrderedJson pair_json(const HealthPair& pair) {
-  return {{"ranks", {pair.result.first, pair.result.second}},
-          {"same_node", pair.result.same_node},
+OrderedJson pair_json(const PairResult& pair) {
+  return {{"ranks", {pair.first, pair.second}},
+          {"same_node", pair.same_node},
           {"failed", pair.failed},
           {"wrong", pair.wrong},
-          {"latency_us", rounded(pair.result.latency_us, 3)},
-          {"bandwidth_gbps", rounded(pair.result.bandwidth, 4)}};
+          {"latency_us", rounded(pair.latency_us, 3)},
+          {"bandwidth_gbps", rounded(pair.bandwidth, 4)}};
 }
 
 OrderedJson finding_json(const HealthReport& report, const HealthDiagnostic& diagnostic) {
@@ -309,6 +267,7 @@ std::string health_text(const HealthReport& report, const std::vector<HealthDiag
     if (!f.products_by.empty()) text += ", products by " + f.products_by;
     text += "\n";
   }
+  text += speed_table(report);
   for (const HealthDiagnostic& diagnostic : diagnostics) {
     if (!diagnostic.error)
       text += "# warning: " + whose(report, diagnostic.rank) + ": " + diagnostic.text + "\n";
@@ -333,7 +292,7 @@ std::string health_json(const HealthReport& report, const std::vector<HealthDiag
   OrderedJson ranks = OrderedJson::array(), pairs = OrderedJson::array(), faults = OrderedJson::array();
   for (std::size_t i = 0; i < report.ranks.size(); ++i)
     ranks.push_back(rank_json(report.ranks[i], i));
-  for (const HealthPair& pair : report.pairs)
+  for (const PairResult& pair : report.pairs)
     pairs.push_back(pair_json(pair));
   for (const HealthDiagnostic& diagnostic : diagnostics)
     faults.push_back(finding_json(report, diagnostic));
@@ -344,6 +303,7 @@ std::string health_json(const HealthReport& report, const std::vector<HealthDiag
                  {"ranks", ranks},
                  {"pairs", pairs},
                  {"findings", faults},
+                 {"tested", report.tested},
                  {"passed", failure_lines(report, diagnostics).empty()}});
   return record_line(record);
 }
@@ -358,11 +318,6 @@ int end_with(const std::string& text) {
   return kHealthFailed;
 }
 
-bool uses_gpu(const HealthOptions& options) {
-  return options.device == HealthDeviceKind::kGpu ||
-         (options.device == HealthDeviceKind::kAuto && can_use_gpu());
-}
-
 /// Returns an error that is visible before anything starts; empty: none.
 std::string contradiction(const HealthOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
@@ -370,11 +325,12 @@ std::string contradiction(const HealthOptions& options, const WorkerEnvironment&
     return "--inject-fault names rank " + std::to_string(options.inject->rank) + " of " +
            std::to_string(environment.world_size);
   }
-  if (options.device == HealthDeviceKind::kGpu) {
+  if (options.device == DeviceKind::kGpu) {
     if (const auto can = can_use_gpu(); !can) return "--device gpu: " + can.error().text;
   }
   if (const auto possible = can_join(environment, world); !possible) return possible.error().text;
-  if (uses_gpu(options) || options.memory_mb == 0) return "";
+  const bool may_use_gpu = options.device != DeviceKind::kCpu && can_use_gpu();
+  if (may_use_gpu || options.memory_mb == 0) return "";
   const std::string lacks = lacking_memory(options.memory_mb << 20, environment.local_world_size);
   return lacks.empty() ? "" : "--memory " + std::to_string(options.memory_mb) + ": " + lacks;
 }
@@ -393,6 +349,7 @@ HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& enviro
   task.threads = options.threads != 0 ? options.threads : static_cast<int>(std::max(cores / ranks, 1u));
   task.inject_gemm = injected(options, environment, HealthFault::kGemm);
   task.inject_memory = injected(options, environment, HealthFault::kMemory);
+  task.inject_gradient = injected(options, environment, HealthFault::kGradient);
   return task;
 }
 
@@ -403,10 +360,10 @@ struct OwnDevice {
   HealthFigures figures;
 };
 
-OwnDevice open_own_device(const HealthOptions& options, const WorkerEnvironment& environment) {
+OwnDevice open_own_device(DeviceKind device, const WorkerEnvironment& environment) {
   OwnDevice own;
   own.figures.host = host_name();
-  if (!uses_gpu(options)) {
+  if (device != DeviceKind::kGpu) {
     own.device = open_health_cpu();
     return own;
   }
@@ -448,6 +405,71 @@ Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthRepo
   return {};
 }
 
+/// Runs all tests of one device in order, and adds the results to `figures`. A test that could not run is the
+/// figures' `trouble`.
+void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures) {
+  HealthFigures round;
+  round.device = device.name();
+  device.begin(round);
+  Result<> done = device.multiply(task, round);
+  if (done) done = device.remember(task, round);
+  if (!done) round.trouble = done.error().text;
+  device.end(round);
+  figures.add(round);
+}
+
+/// Makes equal training steps on all ranks and compares their gradients, for a quarter of the task's time. A
+/// rank that cannot make them takes no part.
+Result<> test_steps(const WorkerEnvironment& environment, DeviceKind kind, const HealthTask& task,
+                    std::chrono::milliseconds sign, CommWorld& world, OwnDevice& own,
+                    std::vector<double>& seconds) {
+  Communicator& all = *world.communicator;
+  std::unique_ptr<EqualSteps> work;
+  const auto open = [&]() -> Result<> {
+    if (!own.device) return {};
+    DDP_TRY(own.device->make_current());
+    work = DDP_TRY(EqualSteps::open(kind, environment.local_rank, own.device->step_width(), task.threads));
+    return {};
+  };
+  bool inject = task.inject_gradient;
+  std::uint64_t hashes[1 + EqualSteps::kSteps + 1];  // the kind, the steps, whether rank 0 goes on
+  const auto make = [&]() -> Result<> {
+    DDP_TRY(own.device->make_current());
+    for (std::size_t i = 0; i < EqualSteps::kSteps; ++i) {
+      const auto step = DDP_TRY(work->make(i, std::exchange(inject, false)));
+      hashes[1 + i] = step.hash;
+      seconds.push_back(step.seconds);
+    }
+    hashes[0] = work->kind();
+    return {};
+  };
+  // An error of this rank's device must not end the work of the others.
+  const auto attempt = [&](const auto& part) -> Result<> {
+    if (const Result<> done = part(); !done) {
+      own.figures.trouble = done.error().text;
+      work.reset();
+    }
+    return {};
+  };
+  DDP_TRY(share_outcome(
+      all, [&] { return attempt(open); }, sign));
+  const auto end = Clock::now() + task.time / 4;
+  for (bool goes_on = true; goes_on;) {
+    std::ranges::fill(hashes, 0);
+    DDP_TRY(share_outcome(
+        all, [&] { return work ? attempt(make) : Result<>(); }, sign));
+    hashes[std::size(hashes) - 1] = Clock::now() < end;
+    const auto words = DDP_TRY(all.all_gather(hashes));
+    const auto mine = compare_steps(words, std::size(hashes), EqualSteps::kSteps,
+                                    EqualSteps::kBatches)[static_cast<std::size_t>(all.rank())];
+    own.figures.steps += hashes[0] != 0 ? EqualSteps::kSteps : 0;
+    own.figures.other_steps += mine.other;
+    own.figures.unclear_steps += mine.unclear;
+    goes_on = words[std::size(hashes) - 1] != 0;
+  }
+  return {};
+}
+
 /// Tests the devices of all ranks, each by itself, then the network between them. After an error `report` has
 /// the results up to that point.
 Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environment,
@@ -457,7 +479,7 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   report.backend = world.backend;
   OwnDevice own;
   const auto open = [&]() -> Result<> {
-    own = open_own_device(options, environment);
+    own = open_own_device(world.choice.device, environment);
     return {};
   };
   // Opening takes memory, too, so ranks ask after all devices are open.
@@ -471,17 +493,39 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   DDP_TRY(share_outcome(all, open, sign));
   DDP_TRY(share_outcome(all, ask, sign));
   const auto share = DDP_TRY(agree_on_memory(all, own));
+  HealthTask task = task_of(options, environment, share);
   const auto test = [&]() -> Result<> {
-    if (own.device) test_device(*own.device, task_of(options, environment, share), own.figures);
-    own.device.reset();
+    if (own.device) test_device(*own.device, task, own.figures);
     return {};
   };
-  DDP_TRY(share_outcome(all, test, sign));
   HealthFigures& mine = own.figures;
+  std::vector<double> seconds;  // of this rank's training steps
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double, std::ratio<60>>(options.minutes));
+  for (std::uint8_t goes_on = 1; goes_on != 0;) {
+    DDP_TRY(share_outcome(all, test, sign));
+    DDP_TRY(test_steps(environment, world.choice.device, task, sign, world, own, seconds));
+    task.inject_gemm = task.inject_memory = task.inject_gradient = false;
+    goes_on = Clock::now() < end;
+    DDP_TRY(all.broadcast(std::as_writable_bytes(std::span(&goes_on, 1)), 0));
+  }
+  own.device.reset();
+  const TimeSummary times = summarize_times(seconds, std::accumulate(seconds.begin(), seconds.end(), 0.0));
+  mine.step_p50 = times.p50;
+  mine.step_p99 = times.p99;
+  mine.step_lost = times.lost;
   DDP_TRY(gather_figures(all, mine, report));
-  if (all.world_size() > 1) report.pairs = DDP_TRY(test_pairs(environment, world_options, world));
-  mine.wrong_sums = DDP_TRY(test_sum(all, kSums, injected(options, environment, HealthFault::kSum)));
-  return gather_figures(all, mine, report);
+  const bool over_nccl = world.choice.comm == CommKind::kNccl;
+  std::unique_ptr<Communicator> gpus;
+  if (over_nccl) gpus = DDP_TRY(join_gpus(environment, world_options, *world.directory));
+  if (all.world_size() > 1)
+    report.pairs = DDP_TRY(measure_pairs(pair_options(options), environment, world, gpus.get()));
+  const bool inject = injected(options, environment, HealthFault::kSum);
+  mine.wrong_sums = DDP_TRY(test_sum(gpus ? *gpus : all, kSums, inject));
+  DDP_TRY(gather_figures(all, mine, report));
+  report.tested =
+      DDP_TRY(tested_line(environment, all, world.choice.device, over_nccl ? "nccl" : world.backend));
+  return {};
 }
 
 void print_failures(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
@@ -493,6 +537,7 @@ Result<> report_health(const HealthOptions& options, const HealthReport& report,
                        const std::vector<HealthDiagnostic>& diagnostics) {
   print_out("%s", health_text(report, diagnostics).c_str());
   print_out("# %s\n", failure_lines(report, diagnostics).empty() ? "all tests passed" : "FAILED");
+  print_out("# %s\n", report.tested.c_str());
   print_failures(report, diagnostics);
   return options.json.empty() ? Result<>() : write_report(options.json, health_json(report, diagnostics));
 }
@@ -509,10 +554,22 @@ int run_health(int argc, const char* const* argv) {
   WorldOptions world_options;
   world_options.comm = options.comm;
   world_options.step_timeout = options.comm_timeout;
+  world_options.remark = "# ";
   const std::string problem = contradiction(options, *environment, world_options);
   if (!problem.empty()) return refuse("train health", {problem});
   auto world = join_world(*environment, world_options);
   if (!world) return end_with(world.error().text);
+  TrainOptions choice;
+  choice.device = options.device;
+  const bool without_nccl = options.comm != CommKind::kAuto;
+  if (without_nccl) {  // only the device is left to the choice, and ranks may share it
+    choice.comm = CommKind::kNccl;
+    choice.share_gpu = true;
+  }
+  auto chosen = choose_device(*environment, choice, world->directory.get());
+  if (!chosen) return end_with(chosen.error().text);
+  world->choice = std::move(*chosen);
+  if (without_nccl) world->choice.comm = options.comm;
   if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)
     return end_with(equal.error().text);
   const bool speaks = environment->rank == 0;

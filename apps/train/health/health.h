@@ -25,6 +25,7 @@ struct HealthTask {
   int threads = 1;
   bool inject_gemm = false;
   bool inject_memory = false;
+  bool inject_gradient = false;
 };
 
 /// Tests matrix products and memory on one device and writes the results into figures. Calls block and come
@@ -38,6 +39,10 @@ class HealthDevice {
   /// Returns the bytes that could be tested if no other rank took any; 0 if identity() is 0. The driver may
   /// take long.
   virtual Result<std::size_t> testable_memory() { return std::size_t{0}; }
+  /// Makes it the current device of the calling thread, for EqualSteps.
+  virtual Result<> make_current() { return {}; }
+  /// The width of EqualSteps that gives the device work.
+  virtual int step_width() const { return 512; }
   /// Called before and after the tests, to read clocks and error counters.
   virtual void begin(HealthFigures&) {}
   virtual void end(HealthFigures&) {}
@@ -59,11 +64,7 @@ bool health_gpu_is_stuck();
 /// opened their devices and before any has begun; 0: the rank does not know.
 std::size_t memory_share(std::span<const std::uint64_t> sizes, int rank);
 
-/// Runs all tests of one device in order. A test that could not run is the figures' `trouble`.
-void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures);
-
-enum class HealthDeviceKind : std::uint8_t { kAuto, kCpu, kGpu };
-enum class HealthFault : std::uint8_t { kGemm, kMemory, kSum };
+enum class HealthFault : std::uint8_t { kGemm, kMemory, kSum, kGradient };
 
 /// Fault injection: this rank's device gives a wrong result in the named test.
 struct InjectedFault {
@@ -72,9 +73,10 @@ struct InjectedFault {
 };
 
 struct HealthOptions {
-  std::chrono::milliseconds time{10'000};  ///< duration of the matrix products
+  std::chrono::milliseconds time{10'000};  ///< duration of the matrix products of a round
+  double minutes = 0;                      ///< repeat the tests of devices for so long; 0: one round
   std::size_t memory_mb = 0;               ///< 0: 256, on a GPU most of the free memory
-  HealthDeviceKind device = HealthDeviceKind::kAuto;
+  DeviceKind device = DeviceKind::kAuto;
   int threads = 0;  ///< per rank on a CPU; 0: its part of the cores
   std::optional<InjectedFault> inject;
   CommKind comm = CommKind::kAuto;

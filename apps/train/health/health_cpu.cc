@@ -78,9 +78,12 @@ class Cpu final : public HealthDevice {
       return system_error(errno, "get " + std::to_string(bytes >> 20) + " MiB of memory to test");
     const Mapping mapping(static_cast<std::uint64_t*>(data), UnmapPages{bytes});
     wish_large_pages(data, bytes);
+    const auto begin = Clock::now();
     const PatternFaults faults =
         test_patterns({mapping.get(), bytes / sizeof(std::uint64_t)}, task.inject_memory);
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     figures.take(faults);
+    figures.memory_gbps = 2.0 * kHealthPatterns * static_cast<double>(bytes) / seconds / 1e9;
     return {};
   }
 
@@ -119,15 +122,6 @@ std::size_t memory_share(std::span<const std::uint64_t> sizes, int rank) {
     ++ranks;
   }
   return ranks == 0 ? 0 : least / ranks;
-}
-
-void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures) {
-  figures.device = device.name();
-  device.begin(figures);
-  Result<> done = device.multiply(task, figures);
-  if (done) done = device.remember(task, figures);
-  if (!done) figures.trouble = done.error().text;
-  device.end(figures);
 }
 
 }  // namespace ddp::train

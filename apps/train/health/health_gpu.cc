@@ -3,19 +3,20 @@
 
 #ifdef DDP_HAVE_CUDA
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "apps/ddplaunch_nvml/nvml_library.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/health/checks/health_diagnosis.h"
@@ -31,138 +32,120 @@ namespace ddp::train {
 
 namespace {
 
-// Types and values of nvml.h.
-using NvmlDevice = void*;
-using NvmlEvents = void*;
-constexpr int kNvmlSuccess = 0;
-constexpr unsigned long long kXidCritical = 0x8;
-constexpr int kSmClock = 1, kTemperatureOfGpu = 0, kVolatile = 0, kCorrected = 0, kUncorrected = 1;
+/// Counters of a GPU that only grow.
+struct GpuCounters {
+  std::uint64_t ecc_corrected = 0, ecc_uncorrected = 0, pcie_replays = 0, nvlink_errors = 0,
+                remapped_rows = 0;
+};
 
-template <class Function>
-void load(void* library, const char* name, Function*& function) {
-  function = reinterpret_cast<Function*>(::dlsym(library, name));
-}
-
-struct NvmlState {
-  struct NvmlEvent {
-    NvmlDevice device;
-    unsigned long long type, data;
-    unsigned gpu_instance, compute_instance;
-  };
-  int (*init)() = nullptr;
-  int (*find)(const char*, NvmlDevice*) = nullptr;
-  int (*temperature)(NvmlDevice, int, unsigned*) = nullptr;
-  int (*clock)(NvmlDevice, int, unsigned*) = nullptr;
-  int (*most_clock)(NvmlDevice, int, unsigned*) = nullptr;
-  int (*reasons)(NvmlDevice, unsigned long long*) = nullptr;
-  int (*ecc)(NvmlDevice, int, int, unsigned long long*) = nullptr;
-  int (*make_events)(NvmlEvents*) = nullptr;
-  int (*register_events)(NvmlDevice, unsigned long long, NvmlEvents) = nullptr;
-  int (*wait_event)(NvmlEvents, NvmlEvent*, unsigned) = nullptr;
-
-  NvmlDevice device = nullptr;
-  NvmlEvents events = nullptr;  ///< null: Xids are not reported
-  HealthFigures seen;
-  std::uint64_t corrected = 0, uncorrected = 0;
-
-  void load_all(void* library) {
-    load(library, "nvmlInit_v2", init);
-    load(library, "nvmlDeviceGetHandleByPciBusId_v2", find);
-    load(library, "nvmlDeviceGetTemperature", temperature);
-    load(library, "nvmlDeviceGetClockInfo", clock);
-    load(library, "nvmlDeviceGetMaxClockInfo", most_clock);
-    load(library, "nvmlDeviceGetCurrentClocksThrottleReasons", reasons);
-    load(library, "nvmlDeviceGetTotalEccErrors", ecc);
-    load(library, "nvmlEventSetCreate", make_events);
-    load(library, "nvmlDeviceRegisterEvents", register_events);
-    load(library, "nvmlEventSetWait_v2", wait_event);
+/// Reads the state of one GPU during its test by NVML. If the library or a function is missing, or the GPU
+/// does not know a value, it is 0, which is no error.
+class NvmlMonitor {
+ public:
+  /// Opens the GPU at this place of the PCI bus; CUDA may number GPUs differently.
+  void open(int domain, int bus, int device) {
+    const std::string place = format_text("%08x:%02x:%02x.0", static_cast<unsigned>(domain),
+                                          static_cast<unsigned>(bus), static_cast<unsigned>(device));
+    if (!nvml_.load() || nvml_.init == nullptr || nvml_.find == nullptr || nvml_.init() != kNvmlSuccess ||
+        nvml_.find(place.c_str(), &device_) != kNvmlSuccess)
+      device_ = nullptr;
+    if (device_ == nullptr || nvml_.make_events == nullptr || nvml_.want_events == nullptr ||
+        nvml_.wait_event == nullptr)
+      return;
+    void* events = nullptr;
+    if (nvml_.make_events(&events) == kNvmlSuccess &&
+        nvml_.want_events(device_, kNvmlXidEvent, events) == kNvmlSuccess)
+      events_ = events;
   }
 
-  std::uint64_t count_ecc(int kind) const {
+  void begin() {
+    seen_ = {};
+    before_ = counters();
+  }
+
+  /// Samples power, clocks, temperature and throttle reasons; to be called while the GPU works.
+  void sample() {
+    if (device_ == nullptr) return;
+    unsigned value = 0;
+    if (ask(nvml_.power, &value)) seen_.watts = std::max<std::uint64_t>(seen_.watts, value / 1'000);
+    if (ask(nvml_.temperature, kNvmlTemperatureOfGpu, &value))
+      seen_.temperature = std::max<std::uint64_t>(seen_.temperature, value);
+    if (ask(nvml_.clock, kNvmlClockOfMultiprocessors, &value))
+      seen_.clock = seen_.clock == 0 ? value : std::min<std::uint64_t>(seen_.clock, value);
+    if (ask(nvml_.most_clock, kNvmlClockOfMultiprocessors, &value)) seen_.most_clock = value;
+    unsigned long long reasons = 0;
+    if (ask(nvml_.throttle, &reasons)) seen_.throttle_reasons |= reasons;
+    take_xids();
+  }
+
+  void end(HealthFigures& figures) {
+    take_xids();
+    const GpuCounters now = counters();
+    const auto more = [&](std::uint64_t GpuCounters::*counter) {
+      return now.*counter - std::min(now.*counter, before_.*counter);
+    };
+    figures.ecc_corrected = more(&GpuCounters::ecc_corrected);
+    figures.ecc_uncorrected = more(&GpuCounters::ecc_uncorrected);
+    figures.pcie_replays = more(&GpuCounters::pcie_replays);
+    figures.nvlink_errors = more(&GpuCounters::nvlink_errors);
+    figures.remapped_rows = more(&GpuCounters::remapped_rows);
+    figures.remap_waits = remap_waits_ ? 1 : 0;
+    for (const auto sample : {&HealthFigures::watts, &HealthFigures::temperature, &HealthFigures::clock,
+                              &HealthFigures::most_clock, &HealthFigures::throttle_reasons,
+                              &HealthFigures::xids, &HealthFigures::last_xid})
+      figures.*sample = seen_.*sample;
+  }
+
+ private:
+  template <class Function, class... Arguments>
+  bool ask(Function function, Arguments... arguments) const {
+    return function != nullptr && function(device_, arguments...) == kNvmlSuccess;
+  }
+
+  GpuCounters counters() {
+    GpuCounters now;
+    if (device_ == nullptr) return now;
     unsigned long long count = 0;
-    return ecc != nullptr && ecc(device, kind, kVolatile, &count) == kNvmlSuccess ? count : 0;
+    if (ask(nvml_.ecc, kNvmlCorrected, kNvmlVolatile, &count)) now.ecc_corrected = count;
+    if (ask(nvml_.ecc, kNvmlUncorrected, kNvmlVolatile, &count)) now.ecc_uncorrected = count;
+    unsigned replays = 0, corrected = 0, uncorrected = 0, pending = 0, failed = 0;
+    if (ask(nvml_.pcie_replays, &replays)) now.pcie_replays = replays;
+    for (unsigned link = 0; link < kNvmlLinks; ++link) {
+      for (int counter = 0; counter < kNvmlLinkErrors; ++counter) {
+        if (ask(nvml_.link_errors, link, counter, &count)) now.nvlink_errors += count;
+      }
+    }
+    if (ask(nvml_.remapped_rows, &corrected, &uncorrected, &pending, &failed)) {
+      now.remapped_rows = corrected + uncorrected;
+      remap_waits_ = pending != 0 || failed != 0;
+    }
+    return now;
   }
 
   void take_xids() {
     NvmlEvent event{};
-    while (events != nullptr && wait_event(events, &event, 0) == kNvmlSuccess) {
-      ++seen.xids;
-      seen.last_xid = event.data;
+    while (events_ != nullptr && nvml_.wait_event(events_, &event, 0) == kNvmlSuccess) {
+      ++seen_.xids;
+      seen_.last_xid = event.data;
     }
   }
-};
 
-/// Reads the state of one GPU during its test from the driver's library (NVML, loaded at run time). If the
-/// library or a function is missing, the values are unknown, which is no error.
-class NvmlMonitor {
- public:
-  /// Opens the GPU at this place of the PCI bus; CUDA may number GPUs differently.
-  static NvmlMonitor open(int domain, int bus, int device) {
-    NvmlMonitor monitor;
-    void* library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // stays loaded, as CUDA's do
-    if (library == nullptr) return monitor;
-    auto state = std::make_unique<NvmlState>();
-    state->load_all(library);
-    const std::string place = format_text("%08x:%02x:%02x.0", static_cast<unsigned>(domain),
-                                          static_cast<unsigned>(bus), static_cast<unsigned>(device));
-    if (state->init == nullptr || state->find == nullptr || state->init() != kNvmlSuccess ||
-        state->find(place.c_str(), &state->device) != kNvmlSuccess)
-      return monitor;
-    monitor.state_ = std::move(state);
-    return monitor;
-  }
-
-  void begin() {
-    if (!state_) return;
-    NvmlState& s = *state_;
-    s.corrected = s.count_ecc(kCorrected);
-    s.uncorrected = s.count_ecc(kUncorrected);
-    if (s.make_events == nullptr || s.register_events == nullptr || s.wait_event == nullptr) return;
-    NvmlEvents events = nullptr;
-    if (s.make_events(&events) == kNvmlSuccess &&
-        s.register_events(s.device, kXidCritical, events) == kNvmlSuccess)
-      s.events = events;
-  }
-
-  /// Samples clocks, temperature and throttle reasons; to be called while the GPU works.
-  void sample() {
-    if (!state_) return;
-    NvmlState& s = *state_;
-    unsigned value = 0;
-    if (s.temperature != nullptr && s.temperature(s.device, kTemperatureOfGpu, &value) == kNvmlSuccess)
-      s.seen.temperature = std::max<std::uint64_t>(s.seen.temperature, value);
-    if (s.clock != nullptr && s.clock(s.device, kSmClock, &value) == kNvmlSuccess)
-      s.seen.clock = s.seen.clock == 0 ? value : std::min<std::uint64_t>(s.seen.clock, value);
-    if (s.most_clock != nullptr && s.most_clock(s.device, kSmClock, &value) == kNvmlSuccess)
-      s.seen.most_clock = value;
-    unsigned long long reasons = 0;
-    if (s.reasons != nullptr && s.reasons(s.device, &reasons) == kNvmlSuccess)
-      s.seen.throttle_reasons |= reasons;
-    s.take_xids();
-  }
-
-  void end(HealthFigures& figures) {
-    if (!state_) return;
-    NvmlState& s = *state_;
-    s.take_xids();
-    const auto more = [](std::uint64_t now, std::uint64_t before) { return now > before ? now - before : 0; };
-    figures.ecc_corrected = more(s.count_ecc(kCorrected), s.corrected);
-    figures.ecc_uncorrected = more(s.count_ecc(kUncorrected), s.uncorrected);
-    figures.temperature = s.seen.temperature;
-    figures.clock = s.seen.clock;
-    figures.most_clock = s.seen.most_clock;
-    figures.throttle_reasons = s.seen.throttle_reasons;
-    figures.xids = s.seen.xids;
-    figures.last_xid = s.seen.last_xid;
-  }
-
- private:
-  std::unique_ptr<NvmlState> state_;  ///< null: all values are unknown
+  Nvml nvml_{};
+  NvmlDevice device_ = nullptr;  ///< null: all values are unknown
+  void* events_ = nullptr;       ///< null: Xids are not reported
+  HealthFigures seen_;
+  GpuCounters before_;
+  bool remap_waits_ = false;
 };
 
 using Clock = std::chrono::steady_clock;
 
 constexpr int kGpuGemmSize = 1024;
+/// Of the tensor cores' products, by capability: 8192 rows from 128 processors on.
+constexpr int kMostBurnSize = 8192, kBurnRows = 256, kBurnRowsForProcessor = 64;
+constexpr int kBf16Capability = 80, kFp8Capability = 89;
+constexpr std::size_t kBusBytes = std::size_t{64} << 20;
+constexpr int kBusCopies = 8;
 
 constexpr std::size_t kBlock = kHealthBlockWords * sizeof(std::uint64_t);
 constexpr std::size_t kPiece = std::size_t{1} << 30;  ///< a multiple of kBlock
@@ -195,15 +178,22 @@ class GpuMemory {
 
   /// Writes everything before reading anything, so that values in caches do not pass for values in memory.
   Result<> test(HealthPattern pattern, bool inject, PatternFaults& faults) {
+    const auto begin = Clock::now();
     for (HealthPiece& piece : pieces_) {
       piece.pattern = pattern;
       DDP_TRY(run<WritePattern>(piece));
     }
+    DDP_TRY(wait());
+    seconds_ += std::chrono::duration<double>(Clock::now() - begin).count();
+    written_ += static_cast<double>(words_ * sizeof(std::uint64_t));
     if (inject) DDP_TRY(turn_a_bit(pieces_.front()));
     for (const HealthPiece& piece : pieces_)
       DDP_TRY(read(piece, faults));
     return {};
   }
+
+  /// Returns GB/s of all writes.
+  double speed() const { return written_ / seconds_ / 1e9; }
 
  private:
   template <class Body>
@@ -265,6 +255,7 @@ class GpuMemory {
   std::vector<HealthPiece> pieces_;
   std::uint64_t words_ = 0;
   std::size_t samples_ = 0;
+  double seconds_ = 0, written_ = 0;  ///< of the writes; bytes
 };
 
 /// Returns the free memory of this thread's GPU, minus 2 % or at least 64 MiB that other processes may need.
@@ -274,25 +265,52 @@ Result<std::size_t> testable_gpu_memory() {
   return free - std::min(free, std::max(free / 50, kLeftFree));
 }
 
-/// Writes and reads memory of the GPU once for each pattern, by kernels, at the speed of the memory. `bytes`:
-/// size, rounded up to 64 KiB; 0: as much of `share` as is available. kSystem when the GPU has no room for
-/// `bytes`, or when the kernels do not read all of it.
+/// Writes and reads memory of the GPU once for each pattern, by kernels, at the speed of the memory: the
+/// task's memory, rounded up to 64 KiB, or as much of its share as is available. kSystem when the GPU has no
+/// room, or when the kernels do not read all of it.
 ///
 /// A GPU must not be its own only judge: it also reports how many words each block has read, and the host
 /// reads a sample of each piece again.
 ///
-/// `inject`: a bit of one word is inverted in between. `after_pattern` is called four times. Blocking.
-Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, std::size_t share, bool inject,
-                                      const std::function<void()>& after_pattern) {
+/// `after_pattern` is called four times. Blocking.
+Result<> test_gpu_memory(cudaStream_t stream, const HealthTask& task, HealthFigures& figures,
+                         const std::function<void()>& after_pattern) {
   GpuMemory memory(stream);
-  DDP_TRY(memory.take(bytes, share));
+  DDP_TRY(memory.take(task.memory, task.share));
   PatternFaults faults = PatternFaults::none();
   for (int i = 0; i < kHealthPatterns; ++i) {
     const auto pattern = static_cast<HealthPattern>(i);
-    DDP_TRY(memory.test(pattern, inject && pattern == HealthPattern::kFives, faults));
+    DDP_TRY(memory.test(pattern, task.inject_memory && pattern == HealthPattern::kFives, faults));
     after_pattern();
   }
-  return faults;
+  figures.take(faults);
+  figures.memory_gbps = memory.speed();
+  return {};
+}
+
+/// Measures copies over PCIe between pinned memory and the GPU, by the GPU's clock.
+Result<> measure_bus(cudaStream_t stream, std::size_t share, HealthFigures& figures) {
+  const std::size_t bytes = share == 0 ? kBusBytes : std::min(kBusBytes, share / 4);
+  const auto there = DDP_TRY(make_device_bytes(bytes));
+  const auto here = DDP_TRY(make_pinned_bytes(bytes));
+  const auto begin = DDP_TRY(make_cuda_event(true)), end = DDP_TRY(make_cuda_event(true));
+  const auto copy = [&](cudaMemcpyKind kind) {
+    const bool up = kind == cudaMemcpyHostToDevice;
+    return DDP_CUDA_CHECK(cudaMemcpyAsync, up ? there.get() : here.get(), up ? here.get() : there.get(),
+                          bytes, kind, stream);
+  };
+  for (const auto& [kind, speed] : {std::pair(cudaMemcpyHostToDevice, &HealthFigures::to_gpu_gbps),
+                                    std::pair(cudaMemcpyDeviceToHost, &HealthFigures::from_gpu_gbps)}) {
+    DDP_TRY(copy(kind));
+    DDP_TRY(record_time(begin.get(), stream));
+    for (int i = 0; i < kBusCopies; ++i)
+      DDP_TRY(copy(kind));
+    DDP_TRY(record_time(end.get(), stream));
+    DDP_TRY(DDP_CUDA_CHECK(cudaStreamSynchronize, stream));
+    const double seconds = DDP_TRY(seconds_between(begin.get(), end.get()));
+    figures.*speed = seconds > 0 ? static_cast<double>(bytes) * kBusCopies / seconds / 1e9 : 0;
+  }
+  return {};
 }
 
 class Gpu final : public HealthDevice {
@@ -303,7 +321,7 @@ class Gpu final : public HealthDevice {
     DDP_TRY(DDP_CUDA_CHECK(cudaSetDevice, number_));
     DDP_TRY(DDP_CUDA_CHECK(cudaGetDeviceProperties, &properties_, number_));
     stream_ = DDP_TRY(make_cuda_stream());
-    nvml_ = NvmlMonitor::open(properties_.pciDomainID, properties_.pciBusID, properties_.pciDeviceID);
+    nvml_.open(properties_.pciDomainID, properties_.pciBusID, properties_.pciDeviceID);
     return {};
   }
 
@@ -326,14 +344,62 @@ class Gpu final : public HealthDevice {
   }
   void end(HealthFigures& figures) override { nvml_.end(figures); }
 
+  Result<> make_current() override { return DDP_CUDA_CHECK(cudaSetDevice, number_); }
+  int step_width() const override { return burn_size() / 4; }
+
   Result<> multiply(const HealthTask& task, HealthFigures& figures) override {
     if (!begun_) return begun_;
-    const HealthGemm gemm(kGpuGemmSize);
     const auto library = open_matrix_products();
     figures.products_by = library ? (*library)->name() : "own kernels (" + library.error().text + ")";
-    const int copies = GpuProducts::copies_for(properties_.multiProcessorCount, kGpuGemmSize);
-    GpuProducts products(gemm, copies, stream_.get(), library ? library->get() : nullptr);
-    DDP_TRY(products.begin());
+    if (gemms_.empty()) choose_products(library.has_value());
+    HealthTask part = task;
+    part.time /= static_cast<int>(gemms_.size());
+    for (auto gemm = gemms_.begin(); gemm != gemms_.end();) {
+      const bool is_float = gemm->number() == HealthNumber::kFloat;
+      const int copies = is_float ? GpuProducts::copies_for(properties_.multiProcessorCount, gemm->size())
+                                  : gemm->size() / gemm->rows();
+      GpuProducts products(*gemm, copies, stream_.get(), library ? library->get() : nullptr);
+      const Result<> begun = products.begin();
+      if (!begun && is_float) return begun;
+      // The library may lack a product of this kind, or the GPU room for it.
+      if (!begun) {
+        figures.products_by += std::string(", no ") +
+                               (gemm->number() == HealthNumber::kFp8 ? "fp8" : "bf16") + ": " +
+                               begun.error().text;
+        gemm = gemms_.erase(gemm);
+        continue;
+      }
+      DDP_TRY(burn(products, part));
+      part.inject_gemm = false;
+      products.report(figures);
+      ++gemm;
+    }
+    return {};
+  }
+
+  Result<> remember(const HealthTask& task, HealthFigures& figures) override {
+    if (!begun_) return begun_;
+    DDP_TRY(measure_bus(stream_.get(), task.share, figures));
+    return test_gpu_memory(stream_.get(), task, figures, [this] { nvml_.sample(); });
+  }
+
+ private:
+  int burn_size() const {
+    const int rows = properties_.multiProcessorCount * kBurnRowsForProcessor / kBurnRows * kBurnRows;
+    return std::clamp(rows, kBurnRows, kMostBurnSize);
+  }
+
+  /// The exact products are computed once for all rounds.
+  void choose_products(bool by_library) {
+    const int capability = 10 * properties_.major + properties_.minor;
+    gemms_.emplace_back(kGpuGemmSize);
+    if (by_library && capability >= kBf16Capability)
+      gemms_.emplace_back(HealthNumber::kBf16, burn_size(), kBurnRows);
+    if (by_library && capability >= kFp8Capability)
+      gemms_.emplace_back(HealthNumber::kFp8, burn_size(), kBurnRows);
+  }
+
+  Result<> burn(GpuProducts& products, const HealthTask& task) {
     const auto end = Clock::now() + task.time;
     bool inject = task.inject_gemm;
     do {
@@ -341,25 +407,15 @@ class Gpu final : public HealthDevice {
           products.run_batch(products.next_batch(), std::exchange(inject, false), [this] { nvml_.sample(); });
       if (!done) return done;
     } while (Clock::now() < end);
-    products.report(figures);
     return {};
   }
 
-  Result<> remember(const HealthTask& task, HealthFigures& figures) override {
-    if (!begun_) return begun_;
-    const auto faults = test_gpu_memory(stream_.get(), task.memory, task.share, task.inject_memory,
-                                        [this] { nvml_.sample(); });
-    if (!faults) return faults.error();
-    figures.take(*faults);
-    return {};
-  }
-
- private:
   int number_;
   Result<> begun_;  ///< outcome of begin() on the tests' thread
   cudaDeviceProp properties_{};
   CudaStream stream_;
   NvmlMonitor nvml_;
+  std::list<HealthGemm> gemms_;  ///< the products of each kind
 };
 
 }  // namespace

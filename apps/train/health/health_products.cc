@@ -22,23 +22,21 @@ GpuProducts::GpuProducts(const HealthGemm& gemm, int copies, cudaStream_t stream
       library_(library),
       limit_(limit),
       results_(gemm),
-      product_(gemm.a().size()) {}
+      product_(gemm.elements()) {}
 
 Result<> GpuProducts::begin() {
-  const std::size_t bytes = gemm_.a().size_bytes();
-  auto memory = DDP_TRY(make_device_bytes((kC + 2 * static_cast<std::size_t>(copies_)) * bytes));
+  const auto n = static_cast<std::size_t>(gemm_.size()), copies = static_cast<std::size_t>(copies_);
+  auto memory = DDP_TRY(make_device_bytes((kC + copies) * product_.size() * sizeof(float) +
+                                          factor_bytes(copies * gemm_.a().size()) + factor_bytes(n * n)));
   auto records = DDP_TRY(make_device_bytes(kMostProducts * blocks() * sizeof(ProductFaults)));
   memory_ = std::move(memory);
   records_ = std::move(records);
   const std::vector<float> lowest = gemm_.lowest(), highest = gemm_.highest();
-  const std::pair<Matrix, const float*> given[] = {
-      {kB, gemm_.b().data()}, {kLowest, lowest.data()}, {kHighest, highest.data()}};
-  for (const auto& [which, data] : given)
-    DDP_TRY(copy(matrix(which), data, bytes, cudaMemcpyHostToDevice));
-  for (int i = 0; i < copies_; ++i) {
-    const std::size_t behind = static_cast<std::size_t>(i) * gemm_.a().size();
-    DDP_TRY(copy(first_factor() + behind, gemm_.a().data(), bytes, cudaMemcpyHostToDevice));
-  }
+  const std::size_t bytes = product_.size() * sizeof(float);
+  DDP_TRY(copy(matrix(kLowest), lowest.data(), bytes, cudaMemcpyHostToDevice));
+  DDP_TRY(copy(matrix(kHighest), highest.data(), bytes, cudaMemcpyHostToDevice));
+  DDP_TRY(put_factor(first_factor(), gemm_.a(), copies));
+  DDP_TRY(put_factor(second_factor(), gemm_.b(), n * n / gemm_.b().size()));
   DDP_TRY(multiply());
   DDP_TRY(read_copy());
   results_.take(product_);
@@ -79,18 +77,37 @@ std::size_t GpuProducts::next_batch() const {
 }
 
 void GpuProducts::report(HealthFigures& figures) const {
-  figures.products = results_.products;
-  figures.wrong_products = results_.wrong;
-  figures.other_products = results_.other;
-  figures.gflops = busy_ == 0 ? 0 : static_cast<double>(timed_) * copies_ * gemm_.flops() / busy_ / 1e9;
+  figures.products += results_.products;
+  figures.wrong_products += results_.wrong;
+  figures.other_products += results_.other;
+  double& gflops = gemm_.number() == HealthNumber::kFloat  ? figures.gflops
+                   : gemm_.number() == HealthNumber::kBf16 ? figures.bf16_gflops
+                                                           : figures.fp8_gflops;
+  gflops = busy_ == 0 ? 0 : static_cast<double>(timed_) * copies_ * gemm_.flops() / busy_ / 1e9;
 }
 
 float* GpuProducts::matrix(Matrix which) const {
-  return reinterpret_cast<float*>(memory_.get()) + which * gemm_.a().size();
+  return reinterpret_cast<float*>(memory_.get()) + which * product_.size();
 }
 
-float* GpuProducts::first_factor() const {
-  return matrix(kC) + static_cast<std::size_t>(copies_) * gemm_.a().size();
+std::byte* GpuProducts::first_factor() const {
+  return reinterpret_cast<std::byte*>(matrix(kC) + static_cast<std::size_t>(copies_) * product_.size());
+}
+
+std::byte* GpuProducts::second_factor() const {
+  return first_factor() + factor_bytes(static_cast<std::size_t>(copies_) * gemm_.a().size());
+}
+
+std::size_t GpuProducts::factor_bytes(std::size_t elements) const {
+  constexpr std::size_t kBytes[] = {4, 2, 1};
+  return elements * kBytes[static_cast<std::size_t>(gemm_.number())];
+}
+
+Result<> GpuProducts::put_factor(std::byte* to, std::span<const float> factor, std::size_t times) {
+  const std::vector<std::byte> bytes = stored(gemm_.number(), factor);
+  for (std::size_t i = 0; i < times; ++i)
+    DDP_TRY(copy(to + i * bytes.size(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+  return {};
 }
 
 std::size_t GpuProducts::blocks() const {
@@ -104,11 +121,19 @@ ProductFaults* GpuProducts::record(std::size_t product) const {
 }
 
 Result<> GpuProducts::multiply() {
-  const int n = gemm_.size(), rows = copies_ * n;
-  if (library_ != nullptr)
-    return library_->enqueue({rows, n, n, n, 1, n, 1, n}, first_factor(), matrix(kB), matrix(kC), stream_);
+  const int n = gemm_.size(), rows = copies_ * gemm_.rows();
+  if (library_ != nullptr) {
+    using Number = ProductShape::Number;
+    constexpr Number kNumbers[] = {Number::kFloat, Number::kBf16, Number::kFp8};
+    // Only float factors have b stored by rows. Products of fp8 need both stored along the depth.
+    const bool by_rows = gemm_.number() == HealthNumber::kFloat;
+    return library_->enqueue({rows, n, n, n, 1, by_rows ? n : 1, by_rows ? 1 : n, n,
+                              kNumbers[static_cast<std::size_t>(gemm_.number())]},
+                             first_factor(), second_factor(), matrix(kC), stream_);
+  }
   const DeviceRunner runner(stream_);
-  runner.run<Product>({rows, n, n, first_factor(), n, 1, matrix(kB), n, 1, matrix(kC), n,
+  runner.run<Product>({rows, n, n, reinterpret_cast<const float*>(first_factor()), n, 1,
+                       reinterpret_cast<const float*>(second_factor()), n, 1, matrix(kC), n,
                        kernels::device::GemmEnd::kPlain, nullptr, nullptr});
   return runner.outcome();
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "apps/train/gpu/cuda_runtime.h"
@@ -16,9 +17,10 @@
 namespace ddp::train {
 
 /// Equal products on a GPU, in batches. A product has several copies of the first factor's rows, so that it
-/// has work for all processors of the GPU. The GPU compares each product. The host compares a copy of the
-/// first product of all, and of the last one of each batch, since a GPU must not be its only judge.
-/// Calls block, but no longer than `limit`; the GPUs are given up after a kTimeout.
+/// has work for all processors of the GPU. Products of bf16 and fp8 need a library. The GPU compares each
+/// product. The host compares a copy of the first product of all, and of the last one of each batch, since a
+/// GPU must not be its only judge. Calls block, but no longer than `limit`; the GPUs are given up after a
+/// kTimeout.
 class GpuProducts {
  public:
   /// The largest batch. A product has two or three launches. A launch into a full queue, of about 1000, waits
@@ -44,14 +46,19 @@ class GpuProducts {
   Result<> run_batch(std::size_t count, bool inject, const std::function<void()>& meanwhile);
   /// Returns how many products make a batch that takes about kBatchTime.
   std::size_t next_batch() const;
+  /// Adds the products and the speed.
   void report(HealthFigures& figures) const;
 
  private:
-  /// kC, and behind all the first factor, have as many copies as a product.
-  enum Matrix : std::size_t { kB, kFirst, kLowest, kHighest, kC };
+  /// Matrices of floats. kC has as many copies as a product; the factors lie behind it.
+  enum Matrix : std::size_t { kFirst, kLowest, kHighest, kC };
 
   float* matrix(Matrix which) const;
-  float* first_factor() const;
+  std::byte* first_factor() const;
+  std::byte* second_factor() const;
+  std::size_t factor_bytes(std::size_t elements) const;
+  /// Copies a factor to the GPU `times` times, one behind the other.
+  Result<> put_factor(std::byte* to, std::span<const float> factor, std::size_t times);
   std::size_t blocks() const;
   ProductFaults* record(std::size_t product) const;
   Result<> multiply();

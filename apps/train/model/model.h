@@ -149,17 +149,32 @@ struct OptimizerSettings {
 template <class T>
 class Optimizer {
  public:
-  Optimizer(const OptimizerSettings& settings, std::size_t size);
+  Optimizer(const OptimizerSettings& settings, std::size_t size)
+      : settings_(settings), first_(size), second_(settings.kind == OptimizerKind::kAdamw ? size : 0) {}
 
   /// All three spans have the size given to the constructor.
-  void step(std::span<T> parameters, std::span<const T> gradients, double lr);
+  void step(std::span<T> parameters, std::span<const T> gradients, double lr) {
+    ++steps_;
+    if (settings_.kind == OptimizerKind::kSgd) {
+      kernels::sgd_step<T>(parameters, first_.span(), gradients, static_cast<T>(lr),
+                           static_cast<T>(settings_.momentum), static_cast<T>(settings_.weight_decay));
+      return;
+    }
+    kernels::adamw_step<T>(parameters, first_.span(), second_.span(), gradients,
+                           {lr, settings_.beta1, settings_.beta2, settings_.epsilon, settings_.weight_decay},
+                           steps_);
+  }
 
   /// One named part of the state for checkpoints. The order of the parts is fixed.
   struct State {
     std::string_view name;
     std::span<T> values;
   };
-  std::vector<State> state();
+  std::vector<State> state() {
+    if (settings_.kind == OptimizerKind::kSgd) return {{"velocity", first_.span()}};
+    return {{"mean", first_.span()}, {"square", second_.span()}};
+  }
+
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
 

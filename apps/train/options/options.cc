@@ -90,9 +90,9 @@ void declare_task(OptionTable& table, TrainOptions& options) {
               number_into(options.mlp_depth, 1, 1'000));
   table.choice<DeviceKind>(
       {.names = "--device",
-       .help = "where to compute; gpu: the GPU of LOCAL_RANK; auto: gpu if each rank has its own GPU and "
-               "can load NCCL",
-       .details = "`gpu` is an error if there is no GPU, or if the build has no code for it ([GPUs and "
+       .help = "where to compute; gpu: the GPU of LOCAL_RANK; auto: gpu if any rank sees one",
+       .details = "A visible GPU that cannot be used is an error, and so is NCCL with several ranks. `gpu` "
+                  "is an error if there is no GPU, or if the build has no code for it ([GPUs and "
                   "NCCL](train.md#gpus-and-nccl)).",
        .equal = true},
       options.device, device_words());
@@ -111,8 +111,15 @@ void declare_task(OptionTable& table, TrainOptions& options) {
                   "NCCL](train.md#gpus-and-nccl)).",
        .equal = true},
       options.matmul_precision, {{"highest", MatmulPrecision::kHighest}, {"high", MatmulPrecision::kHigh}});
-  table.value({.names = "--epochs", .value = "N", .help = "passes over the training images", .equal = true},
-              number_into(options.epochs, 1, 1e6));
+  table.value(
+      {.names = "--epochs",
+       .value = "N",
+       .default_text = "1, or as many as make 150 steps on each rank",
+       .help = "passes over the training images",
+       .details = "The default has no more steps than one rank alone makes in an epoch. With `--limit` or "
+                  "`--max-steps` it is 1.",
+       .equal = true},
+      number_into(options.epochs, 1, 1e6));
   table.value({.names = "--max-steps",
                .value = "N",
                .help = "end after step N (0: after the last epoch)",
@@ -281,8 +288,10 @@ void declare_reports(OptionTable& table, TrainOptions& options) {
        .value = "FILE",
        .help = "each rank writes a Chrome trace of its steps; rank 0 prints a summary",
        .details =
-           "The summary has the time of each phase and the slowest rank. After a restart or replacement "
-           "of rank 0 it says at which step it begins.",
+           "The summary has the time of each phase, and the slowest rank without its waits for others: by "
+           "p50, "
+           "by p99 and by what it loses in pauses. A GPU measures its parts itself. After a restart or "
+           "replacement of rank 0 it says at which step it begins.",
        .completion = Completion::kFile,
        .equal = true},
       text_into(options.profile));
@@ -385,6 +394,11 @@ std::string ineffective_option(const OptionTable& table, TrainOptions& options) 
   return "";
 }
 
+std::string complete(const OptionTable& table, TrainOptions& options) {
+  options.keeps_steps = !table.given("--epochs") && !table.given("--limit") && !table.given("--max-steps");
+  return ineffective_option(table, options);
+}
+
 }  // namespace
 
 ParsedCommand<TrainOptions> parse_options(int argc, const char* const* argv) {
@@ -392,7 +406,7 @@ ParsedCommand<TrainOptions> parse_options(int argc, const char* const* argv) {
     const std::string advice = moved(argv[i]);
     if (!advice.empty()) return {std::nullopt, refuse("train", {advice})};
   }
-  return parse_command<TrainOptions>("train", kUsage, declare_options, ineffective_option, argc, argv);
+  return parse_command<TrainOptions>("train", kUsage, declare_options, complete, argc, argv);
 }
 
 std::string gpu_option(const TrainOptions& options) {
@@ -567,7 +581,7 @@ Result<> check_equal(Communicator& world, const EqualOptions& mine, std::optiona
   DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(text)), other));
   const std::string differs = difference(mine, world.rank(), text, other);
   const auto own = differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
-  return from ? own : share_first_failure(world, own);
+  return from ? own : share_outcome(world, own);
 }
 
 }  // namespace ddp::train

@@ -86,6 +86,7 @@ struct TrainOptions {
   DeviceKind device = DeviceKind::kAuto;  ///< kAuto until the ranks have chosen (world/run_choice.h)
   int epochs = 1;
   std::uint64_t max_steps = 0;  ///< 0: all of the epochs
+  bool keeps_steps = false;     ///< the user left the length open: agree_on_epochs() sets `epochs`
   int batch_size = 100;         ///< per rank
   int accumulate = 1;           ///< batches per step
   std::int64_t seed = 0;

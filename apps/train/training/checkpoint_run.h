@@ -1,21 +1,35 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <string>
+#include <system_error>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "apps/train/checkpoint/checkpoint.h"
+#include "apps/train/checkpoint/model_file.h"
 #include "apps/train/collectives/communicator.h"
+#include "apps/train/data/hash.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/options/options.h"
 #include "apps/train/schedule/schedule.h"
 #include "apps/train/training/trainer.h"
 #include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::train {
 
@@ -31,6 +45,83 @@ struct TrainingMarks {
 };
 static_assert(std::is_trivially_copyable_v<TrainingMarks>);
 
+/// Parts of share_state().
+namespace shared_state {
+
+/// The first message of `from`.
+struct StateHeader {
+  std::uint64_t parameters = 0, running = 0, vectors = 0;  ///< sizes; vectors: number of optimizer vectors
+  std::uint64_t hash = 0;                                  ///< hash of all numbers that follow
+  std::int64_t optimizer_steps = 0, batches = 0;
+  TrainingPosition position;
+  std::int64_t dropped_in_a_row = 0;
+  TrainingMarks marks;
+};
+static_assert(std::is_trivially_copyable_v<StateHeader>);
+
+/// The state that each rank reports to hold.
+struct RetainedState {
+  std::uint64_t any = 0, step = 0, hash = 0;
+  static constexpr std::size_t kWords = 3;
+};
+
+/// Returns the running statistics, the weights, and the optimizer's vectors.
+template <class T>
+std::vector<std::span<T>> vectors_of(Trainer<T>& trainer) {
+  std::vector<std::span<T>> vectors{trainer.model().running_statistics(), trainer.model().parameters()};
+  for (const auto& one : trainer.optimizer().state())
+    vectors.push_back(one.values);
+  return vectors;
+}
+
+/// Hashes weights and optimizer: they are equal on ranks of the same step.
+template <class T>
+std::uint64_t hash_of(Trainer<T>& trainer) {
+  std::uint64_t hash = kFnvStart;
+  for (const std::span<T> vector : vectors_of(trainer) | std::views::drop(1))
+    hash = fnv_hash(std::as_bytes(vector), hash);
+  return hash;
+}
+
+template <class T>
+StateHeader head_of(Trainer<T>& trainer, const TrainingMarks& marks) {
+  StateHeader head;
+  head.parameters = trainer.model().parameter_count();
+  head.running = trainer.model().running_statistics().size();
+  head.vectors = trainer.optimizer().state().size();
+  head.optimizer_steps = trainer.optimizer().steps();
+  head.batches = trainer.model().batches();
+  head.position = trainer.position();
+  head.dropped_in_a_row = trainer.dropped_in_a_row();
+  head.marks = marks;
+  return head;
+}
+
+inline RetainedState held_by(const std::vector<std::uint64_t>& words, int rank) {
+  const std::uint64_t* at = words.data() + RetainedState::kWords * static_cast<std::size_t>(rank);
+  return {at[0], at[1], at[2]};
+}
+
+/// An error only without --sync-every-inter: with it nodes may differ, and `from` makes them equal.
+inline Error differing(int rank, int from, std::uint64_t step) {
+  return {ErrorCode::kInternal, "weights differ after step " + std::to_string(step) + ": those of rank " +
+                                    std::to_string(rank) + " are not those of rank " + std::to_string(from)};
+}
+
+/// Converts the position of `from`'s world to the present world.
+inline TrainingPosition position_here(const TrainOptions& options, const StateHeader& head,
+                                      std::uint64_t samples, int world) {
+  CheckpointState state;
+  state.world_size = head.marks.world_size;
+  state.batch_size = options.batch_size;
+  state.accumulate = options.accumulate;
+  state.samples = samples;
+  state.position = head.position;
+  return position_after(state, world, options.batch_size, options.accumulate);
+}
+
+}  // namespace shared_state
+
 /// Gives the training's state of rank `from` to all ranks. Some may have no state (`held` false: a new
 /// process) or be a step behind. All ranks call it. Afterwards weights, optimizer, position and marks are
 /// `from`'s on all ranks. A rank at the same step keeps its own running statistics, which have seen its own
@@ -41,7 +132,60 @@ static_assert(std::is_trivially_copyable_v<TrainingMarks>);
 /// hold different weights, or the received bits differ from the sent ones.
 template <class T>
 Result<> share_state(const TrainOptions& options, Communicator& world, int from, bool held,
-                     std::uint64_t samples, Trainer<T>& trainer, TrainingMarks& marks);
+                     std::uint64_t samples, Trainer<T>& trainer, TrainingMarks& marks) {
+  using namespace shared_state;
+  const std::uint64_t mine[] = {held, held ? trainer.position().step : 0, held ? hash_of(trainer) : 0};
+  const auto all = DDP_TRY(world.all_gather(mine));
+  const RetainedState source = held_by(all, from);
+  if (source.any == 0) {
+    return Error{ErrorCode::kProtocol,
+                 "rank " + std::to_string(from) +
+                     " holds no state of the training, although the launcher chose it as the source"};
+  }
+  bool needed = false;
+  for (int rank = 0; rank < world.world_size(); ++rank) {
+    const RetainedState one = held_by(all, rank);
+    const bool behind = one.any == 0 || one.step != source.step;
+    if (!behind && one.hash != source.hash && options.sync_every_inter == 1)
+      return differing(rank, from, source.step);
+    needed = needed || behind || one.hash != source.hash;
+  }
+  const bool sends = world.rank() == from;
+  StateHeader head = head_of(trainer, marks);
+  std::vector<T> numbers;
+  if (sends && needed)
+    for (const std::span<T> vector : vectors_of(trainer))
+      numbers.insert(numbers.end(), vector.begin(), vector.end());
+  if (sends) head.hash = fnv_hash(std::as_bytes(std::span(numbers)));
+  const StateHeader own = head;
+  DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(&head, 1)), from));
+  if (head.parameters != own.parameters || head.running != own.running || head.vectors != own.vectors)
+    return Error{ErrorCode::kProtocol, "rank " + std::to_string(from) + " trains another model"};
+  if (needed) {
+    numbers.resize(head.running + head.parameters * (1 + head.vectors));
+    DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(numbers)), from));
+    if (fnv_hash(std::as_bytes(std::span(numbers))) != head.hash) {
+      return Error{ErrorCode::kInternal, "rank " + std::to_string(world.rank()) +
+                                             " received other weights than rank " + std::to_string(from) +
+                                             " sent"};
+    }
+    bool wanted = !held || mine[1] != source.step;  // the running statistics come first
+    std::span<const T> left(numbers);
+    for (const std::span<T> vector : vectors_of(trainer)) {
+      if (wanted) std::ranges::copy(left.first(vector.size()), vector.begin());
+      left = left.subspan(vector.size());
+      wanted = true;
+    }
+  }
+  trainer.optimizer().set_steps(head.optimizer_steps);
+  trainer.model().batches() = head.batches;
+  trainer.dropped_in_a_row() = static_cast<int>(head.dropped_in_a_row);
+  trainer.position() = position_here(options, head, samples, world.world_size());
+  trainer.are_averaged();
+  marks = head.marks;
+  marks.world_size = world.world_size();
+  return {};
+}
 
 /// The checkpoints of one training: resumes from one, and writes new ones. All ranks make the same calls.
 template <class T>
@@ -51,47 +195,423 @@ class CheckpointRun {
   CheckpointRun(const TrainOptions& options, Trainer<T>& trainer) : options_(options), trainer_(trainer) {}
 
   /// Switches to these ranks and this data. A checkpoint that is being written is completed.
-  void attach(const Communicators& communicators, const DataSplit& data);
+  void attach(const Communicators& communicators, const DataSplit& data) {
+    world_ = communicators.world;
+    interrupt_ = communicators.interrupt;
+    data_ = &data;
+  }
 
   /// Resumes as --resume says; rank 0 reads, and the other ranks get everything from it.
-  Result<> resume(const std::function<void(const std::string&)>& say);
+  Result<> resume(const std::function<void(const std::string&)>& say) {
+    if (options_.resume.empty()) return {};
+    Checkpoint found;
+    const CheckpointState mine = current_state();
+    SeenCheckpoint seen;
+    const auto read_it = [&]() -> Result<> {
+      seen = newest_checkpoint();
+      if (world_->rank() != 0) return {};
+      auto done = find(found, mine);
+      return done && !found.path.empty() ? take(found) : done;
+    };
+    DDP_TRY(share_outcome(*world_, read_it, sign(), interrupt_));
+    DDP_TRY(check_places_agree(seen));
+    std::string text = found.path.empty() ? "" : to_json(found.state);
+    std::uint64_t size = text.size();
+    DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
+    if (size == 0) return {};
+    text.resize(size);
+    DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(text)), 0));
+    const auto state = DDP_TRY(parse_checkpoint_state("state.json", text));
+    DDP_TRY(share(state, found.optimizer));
+    trainer_.position() =
+        position_after(state, world_->world_size(), options_.batch_size, options_.accumulate);
+    trainer_.set_warmed_up();
+    trainer_.optimizer().set_steps(state.optimizer_steps);
+    written_step_ = state.position.step;
+    if (world_->rank() == 0) {
+      say("resuming from " + found.path + ": step " + std::to_string(state.position.step) + ", epoch " +
+          std::to_string(trainer_.position().epoch + 1) + ", " + counted(state.world_size, "rank") +
+          " then, " + std::to_string(world_->world_size()) + " now");
+    }
+    return {};
+  }
+
   /// Makes the directory and checks that it is writable.
-  Result<> prepare();
+  Result<> prepare() {
+    if (options_.checkpoint_dir.empty()) return {};
+    const auto make = [this]() -> Result<> { return world_->rank() == 0 ? make_directory() : Result<>(); };
+    return share_outcome(*world_, make, sign(), interrupt_);
+  }
+
   /// The same for ranks that continue a training: checks whether a checkpoint of its last step exists.
-  Result<> prepare_again();
+  Result<> prepare_again() {
+    if (options_.checkpoint_dir.empty()) return {};
+    // A former rank 0 may still be writing, and a new writer would remove its files as leftovers.
+    DDP_TRY(await_writers(false));
+    const std::uint64_t step = trainer_.position().step;
+    std::uint64_t there = 0;
+    const auto look = [&]() -> Result<> {
+      if (world_->rank() != 0) return {};
+      // A checkpoint that cannot be read is written again.
+      const std::string path = options_.checkpoint_dir + "/" + checkpoint_name(step);
+      auto state = read_checkpoint_state(path);
+      there = state && read(path, std::move(*state)).has_value();
+      std::error_code ignored;
+      std::filesystem::create_directories(options_.checkpoint_dir, ignored);  // the first write reports it
+      if (!writer_) open_writer();
+      return {};
+    };
+    DDP_TRY(share_outcome(*world_, look, sign(), interrupt_));
+    DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(&there, 1)), 0));
+    written_step_.reset();
+    skipped_step_.reset();
+    if (there != 0) written_step_ = step;
+    return {};
+  }
+
   /// Writes the trainer's present state, unless this step has a checkpoint already. If a rank dropped the
   /// step, a notice is printed instead: a training that diverges must not replace its good checkpoints.
-  Result<> write();
+  Result<> write() {
+    const std::uint64_t step = trainer_.position().step;
+    if (options_.checkpoint_dir.empty() || written_step_ == step || skipped_step_ == step) return {};
+    // A disk may take longer than ranks bear each other's silence.
+    DDP_TRY(await_writers(true));
+    CheckpointContent<T> content;
+    content.state = current_state();
+    const auto running = trainer_.model().running_statistics();
+    // The first number says whether this rank dropped the step, since nodes may differ. The running
+    // statistics follow, as bits.
+    std::vector<std::uint64_t> mine{trainer_.dropped_in_a_row() != 0};
+    std::transform(running.begin(), running.end(), std::back_inserter(mine),
+                   [](T value) { return std::bit_cast<std::uint64_t>(static_cast<double>(value)); });
+    const auto all = DDP_TRY(world_->all_gather(mine));
+    for (auto rank = all.begin(); rank != all.end(); rank += static_cast<std::ptrdiff_t>(mine.size())) {
+      if (*rank != 0) {
+        skipped_step_ = step;
+        if (world_->rank() == 0)
+          std::fprintf(stderr, "train: checkpoint %s not written: the step was dropped\n",
+                       checkpoint_name(step).c_str());
+        return {};
+      }
+      std::transform(rank + 1, rank + static_cast<std::ptrdiff_t>(mine.size()),
+                     std::back_inserter(content.state.running),
+                     [](std::uint64_t word) { return std::bit_cast<double>(word); });
+    }
+    for (const auto& one : trainer_.optimizer().state()) {
+      auto whole = DDP_TRY(gather(one.values));
+      content.optimizer.push_back({std::string(one.name), std::move(whole)});
+    }
+    written_step_ = step;
+    if (world_->rank() != 0) return {};
+    content.parameters = copy_of(trainer_.model().parameters());
+    content.running.assign(running.size(), T{});
+    for (std::size_t i = 0; i < content.state.running.size(); ++i)
+      content.running[i % running.size()] += static_cast<T>(content.state.running[i]);
+    kernels::average<T>(content.running, T(1) / static_cast<T>(world_->world_size()));
+    content.batches = trainer_.model().batches();
+    writer_->write(std::move(content));
+    return {};
+  }
+
   /// Writes the last checkpoint and waits until it is on the disk, or has failed.
-  Result<> finish();
+  Result<> finish() {
+    DDP_TRY(write());
+    if (options_.checkpoint_dir.empty()) return {};
+    DDP_TRY(await_writers(true));
+    // A former rank 0 still has its writer.
+    Result<> last = writer_ && world_->rank() == 0 ? writer_->wait() : Result<>();
+    if (last && skipped_step_ == trainer_.position().step)
+      last = Error{ErrorCode::kSystem, "step " + std::to_string(*skipped_step_) + " was dropped"};
+    if (!last) {
+      last = Error{ErrorCode::kSystem,
+                   "the training is complete but its last checkpoint was not written: " + last.error().text};
+    }
+    last_outcome_ = share_outcome(*world_, last);
+    return {};
+  }
+
   /// After finish(): why the last checkpoint could not be written. Equal on all ranks.
   const Result<>& last_outcome() const { return last_outcome_; }
 
  private:
+  static std::string optimizer_name(const TrainOptions& options) {
+    return options.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
+  }
+
+  static constexpr const char* kDtypeName = std::is_same_v<T, float> ? "float32" : "float64";
+
+  /// Numbers that are exchanged at once, so that no rank needs room for a whole optimizer.
+  static constexpr std::size_t kPiece = std::size_t{1} << 20;
+
+  static AlignedBuffer<T> copy_of(std::span<const T> values) {
+    auto copy = AlignedBuffer<T>::uninitialized(values.size());
+    std::ranges::copy(values, copy.data());
+    return copy;
+  }
+
+  /// Returns how this training and the checkpoint's differ in a way that prevents resuming.
+  static std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs) {
+    const auto differ = [](const std::string& what, const std::string& here, const std::string& there) {
+      return what + " is " + there + " there and " + here + " here";
+    };
+    const auto other = [](auto a, auto b) { return a != 0 && b != 0 && a != b; };  // 0: unknown
+    if (mine.model != theirs.model) return differ("the model", mine.model, theirs.model);
+    if (other(mine.mlp_width, theirs.mlp_width))
+      return differ("--mlp-width", std::to_string(mine.mlp_width), std::to_string(theirs.mlp_width));
+    if (other(mine.mlp_depth, theirs.mlp_depth))
+      return differ("--mlp-depth", std::to_string(mine.mlp_depth), std::to_string(theirs.mlp_depth));
+    if (mine.dtype != theirs.dtype) return differ("--dtype", mine.dtype, theirs.dtype);
+    if (mine.optimizer != theirs.optimizer) return differ("--optimizer", mine.optimizer, theirs.optimizer);
+    if (mine.seed != theirs.seed)
+      return differ("--seed", std::to_string(mine.seed), std::to_string(theirs.seed));
+    if (mine.samples != theirs.samples) {
+      return differ("the number of training images", std::to_string(mine.samples),
+                    std::to_string(theirs.samples));
+    }
+    if (other(mine.training_images, theirs.training_images)) return "the training images differ";
+    if (other(mine.training_labels, theirs.training_labels)) return "the training labels differ";
+    return "";
+  }
+
+  /// Renames a damaged checkpoint, so that it is neither counted nor removed. Returns a text about the
+  /// outcome.
+  static std::string set_aside(const std::string& path) {
+    std::string to = path + ".damaged";
+    std::error_code failed;
+    // A link that leads nowhere has the name as well.
+    for (int number = 2; std::filesystem::exists(std::filesystem::symlink_status(to, failed)); ++number)
+      to = path + ".damaged-" + std::to_string(number);
+    std::filesystem::rename(path, to, failed);
+    return failed ? "not renamed: " + failed.message() : "renamed to " + to;
+  }
+
   /// Finds on rank 0 the checkpoint that --resume names; with auto the last readable one, if any exists.
   /// Later, damaged checkpoints are renamed with a notice, so that they do not count as kept checkpoints.
-  Result<> find(Checkpoint& found, const CheckpointState& mine) const;
+  Result<> find(Checkpoint& found, const CheckpointState& mine) const {
+    const bool choose = options_.resume == "auto";
+    std::string directory = options_.checkpoint_dir;
+    std::vector<std::string> paths;
+    if (choose) {
+      const auto names = DDP_TRY(list_checkpoints(directory));
+      for (const std::string& name : names)
+        paths.push_back(directory + "/" + name);
+    } else {
+      auto path = DDP_TRY(find_checkpoint(options_.resume));
+      directory = std::filesystem::path(path).parent_path().string();
+      paths.push_back(std::move(path));
+    }
+    std::vector<std::pair<std::string, Error>> damaged;
+    for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
+      auto state = read_checkpoint_state(*path);
+      const auto named = checkpoint_step(std::filesystem::path(*path).filename().string());
+      if (choose && state && named != state->position.step) {
+        state = Error{ErrorCode::kUsage, *path + ": is the checkpoint of step " +
+                                             std::to_string(state->position.step) +
+                                             ", which is not the step in its name"};
+      }
+      const std::string difference = state ? mismatch(mine, *state) : "";
+      if (!difference.empty()) {
+        return Error{ErrorCode::kUsage,
+                     "cannot resume from " + *path + ": " + difference +
+                         "; resume with the same options and data, or name another checkpoint"};
+      }
+      auto checkpoint = state ? read(*path, std::move(*state)) : Result<Checkpoint>(state.error());
+      if (checkpoint) {
+        found = std::move(*checkpoint);
+        for (const auto& [bad, why] : damaged)
+          std::fprintf(stderr, "train: %s; %s; resuming from the last good checkpoint, %s\n",
+                       why.text.c_str(), set_aside(bad).c_str(), path->c_str());
+        return {};
+      }
+      // Without a sign of damage, a person must check the disk or the format.
+      Error error = checkpoint.error();
+      if (error.code == ErrorCode::kRefused || (error.code == ErrorCode::kSystem && error.sys != ENOENT))
+        return error;
+      damaged.emplace_back(*path, std::move(error));
+    }
+    if (damaged.empty()) return {};
+    Error last = damaged.front().second;
+    if (paths.size() > 1) {
+      last.text += "; none of the " + std::to_string(paths.size()) + " checkpoints in " + directory +
+                   " is good; to start over, give another --checkpoint-dir";
+    } else if (const auto names = list_checkpoints(directory); !choose && names && names->size() > 1) {
+      last.text += "; --checkpoint-dir " + directory + " --resume auto resumes from the last good checkpoint";
+    }
+    return last;
+  }
+
   /// Reads the files of a checkpoint for this training's model and optimizer.
-  Result<Checkpoint> read(const std::string& path, CheckpointState state) const;
+  Result<Checkpoint> read(const std::string& path, CheckpointState state) const {
+    const Model<T>& model = trainer_.model();
+    std::vector<std::string> names;
+    for (const auto& one : trainer_.optimizer().state())
+      names.emplace_back(one.name);
+    return read_checkpoint(
+        path, std::move(state), [&](const Safetensors& header) { return check_model<T>(header, model); },
+        [&](const Safetensors& header) { return check_optimizer(header, model.parameter_count(), names); });
+  }
+
   /// The last checkpoint that this rank finds at --resume.
   struct SeenCheckpoint {
     std::uint64_t is_there = 0, step = 0;
     std::uint64_t crcs = 0;  ///< of both files; 0 with auto, where a later step alone counts
   };
-  SeenCheckpoint look() const;
+  SeenCheckpoint newest_checkpoint() const {
+    if (options_.resume == "auto") {
+      const auto names = list_checkpoints(options_.checkpoint_dir);
+      return names && !names->empty() ? SeenCheckpoint{1, *checkpoint_step(names->back())} : SeenCheckpoint{};
+    }
+    const auto path = find_checkpoint(options_.resume);
+    const auto state = path ? read_checkpoint_state(*path) : Result<CheckpointState>(path.error());
+    if (!state) return {};  // rank 0 says why, if it is rank 0's as well
+    return {1, state->position.step, std::uint64_t{state->model_crc32} << 32 | state->optimizer_crc32};
+  }
+
   /// kUsage if another rank sees a later checkpoint than rank 0, or a named one that is not rank 0's.
-  Result<> check_places_agree(const SeenCheckpoint& mine);
-  Result<> take(const Checkpoint& checkpoint);
-  Result<> share(const CheckpointState& state, const Safetensors& optimizer);
+  Result<> check_places_agree(const SeenCheckpoint& mine) {
+    const std::uint64_t words[] = {mine.is_there, mine.step, mine.crcs};
+    const auto seen = DDP_TRY(world_->all_gather(words));
+    const bool choose = options_.resume == "auto";
+    for (std::size_t at = 3; at < seen.size(); at += 3) {
+      const bool later = seen[0] == 0 || seen[at + 1] > seen[1];
+      const bool another = seen[at + 1] != seen[1] || seen[at + 2] != seen[2];
+      if (seen[at] == 0 || !(choose ? later : another)) continue;
+      const std::string rank = "rank " + std::to_string(at / 3);
+      const std::string theirs = checkpoint_name(seen[at + 1]);
+      if (!choose) {
+        return Error{ErrorCode::kUsage,
+                     "--resume: rank 0 finds " + checkpoint_name(seen[1]) + " in its path, and " + rank +
+                         " finds " + (seen[at + 1] == seen[1] ? "another " : "") + theirs +
+                         " in its own; name the same checkpoint on all ranks, or remove the other one"};
+      }
+      const std::string own = seen[0] == 0 ? "no checkpoint" : "only " + checkpoint_name(seen[1]);
+      return Error{
+          ErrorCode::kUsage,
+          "--resume auto: rank 0 finds " + own + " in " + options_.checkpoint_dir + ", and " + rank +
+              " finds " + theirs +
+              " there; give a --checkpoint-dir that all nodes share, copy the checkpoint to rank 0's "
+              "node, or remove it to start from scratch"};
+    }
+    return {};
+  }
+
+  Result<> take(const Checkpoint& checkpoint) {
+    const CheckpointState& state = checkpoint.state;
+    const std::size_t running =
+        trainer_.model().running_statistics().size() * static_cast<std::size_t>(state.world_size);
+    if (state.running.size() != running) {
+      return Error{ErrorCode::kUsage, checkpoint.path + "/state.json: has " +
+                                          std::to_string(state.running.size()) + " running_statistics; " +
+                                          counted(state.world_size, "rank") + " of this model have " +
+                                          std::to_string(running)};
+    }
+    import_model<T>(checkpoint.model, trainer_.model());
+    return {};
+  }
+
+  Result<> share(const CheckpointState& state, const Safetensors& optimizer) {
+    DDP_TRY(trainer_.share_weights());
+    // With the former number of ranks, each rank gets its own running statistics; else the model has the
+    // mean.
+    const auto running = trainer_.model().running_statistics();
+    if (state.world_size == world_->world_size() &&
+        state.running.size() == running.size() * world_->world_size()) {
+      const double* mine = state.running.data() + running.size() * static_cast<std::size_t>(world_->rank());
+      std::transform(mine, mine + running.size(), running.begin(),
+                     [](double v) { return static_cast<T>(v); });
+    }
+    for (const auto& one : trainer_.optimizer().state())
+      DDP_TRY(scatter(optimizer, std::string(one.name), one.values));
+    return {};
+  }
+
   /// These convert one vector of the optimizer between rank 0, which has all of it, and the ranks'
   /// own_part()s. gather() may return more numbers than there are parameters.
-  Result<AlignedBuffer<T>> gather(std::span<const T> mine);
-  Result<> scatter(const Safetensors& file, const std::string& name, std::span<T> mine);
-  Result<> make_directory();
-  CheckpointState current_state() const;
+  Result<AlignedBuffer<T>> gather(std::span<const T> mine) {
+    const bool writes = world_->rank() == 0;
+    if (!options_.zero) return writes ? copy_of(mine) : AlignedBuffer<T>();
+    const auto world = static_cast<std::size_t>(world_->world_size());
+    auto whole = AlignedBuffer<T>::uninitialized(writes ? mine.size() * world : 0);
+    DDP_TRY(of(world_->gather(std::as_bytes(mine), std::as_writable_bytes(whole.span()), 0),
+               "the checkpoint of step " + std::to_string(trainer_.position().step)));
+    return whole;
+  }
+
+  Result<> scatter(const Safetensors& file, const std::string& name, std::span<T> mine) {
+    const std::size_t total = trainer_.model().parameter_count();
+    const GradientBucket part = trainer_.own_part();
+    std::vector<T> piece;
+    for (std::size_t at = 0; at < total; at += piece.size()) {
+      piece.resize(std::min(kPiece, total - at));
+      if (world_->rank() == 0) file.copy<T>(name, at, piece);
+      DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(piece)), 0));
+      const std::size_t end = std::min(at + piece.size(), part.end);
+      for (std::size_t i = std::max(at, part.begin); i < end; ++i)
+        mine[i - part.begin] = piece[i - at];
+    }
+    return {};
+  }
+
+  Result<> make_directory() {
+    std::error_code failed;
+    std::filesystem::create_directories(options_.checkpoint_dir, failed);
+    if (const auto can = check_output_path("", options_.checkpoint_dir + "/.tmp-try"); !can) {
+      const int why = failed ? failed.value() : can.error().sys;
+      return Error{ErrorCode::kUsage, system_error(why, "--checkpoint-dir " + options_.checkpoint_dir).text,
+                   why};
+    }
+    const auto names = DDP_TRY(list_checkpoints(options_.checkpoint_dir));
+    const std::uint64_t begin = trainer_.position().step;
+    // Checkpoints after the choice of --resume auto are damaged ones that could not be renamed.
+    if (options_.resume != "auto" && !names.empty() && *checkpoint_step(names.back()) > begin) {
+      return Error{ErrorCode::kUsage,
+                   "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names.back() +
+                       " of another training, while this one begins after step " + std::to_string(begin) +
+                       "; give another --checkpoint-dir, resume from there with --resume "
+                       "auto, or remove the later checkpoints"};
+    }
+    open_writer();
+    return {};
+  }
+
+  CheckpointState current_state() const {
+    CheckpointState state;
+    state.model = std::string(trainer_.model().name());
+    if (options_.model == ModelKind::kMlp) {
+      state.mlp_width = options_.mlp_width;
+      state.mlp_depth = options_.mlp_depth;
+    }
+    state.dtype = kDtypeName;
+    state.optimizer = optimizer_name(options_);
+    state.world_size = world_->world_size();
+    state.batch_size = options_.batch_size;
+    state.accumulate = options_.accumulate;
+    state.seed = options_.seed;
+    state.samples = data_->training.size();
+    state.training_images = data_->checksums[0];
+    state.training_labels = data_->checksums[1];
+    state.position = trainer_.position();
+    state.optimizer_steps = trainer_.optimizer().steps();
+    return state;
+  }
+
   /// Waits until none of the ranks in question is writing; returns an error as soon as a rank is lost.
-  Result<> await_writers(bool with_rank_0);
-  void open_writer();
+  Result<> await_writers(bool with_rank_0) {
+    const bool asked = with_rank_0 || world_->rank() != 0;
+    const auto idle = [&](std::chrono::milliseconds longest) {
+      trainer_.report_phase("checkpoint");
+      return !asked || !writer_ || writer_->idle_within(longest);
+    };
+    return of(meet_until(*world_, idle, sign(), interrupt_), "the wait for a checkpoint");
+  }
+
+  void open_writer() {
+    writer_ = std::make_unique<CheckpointWriter<T>>(
+        typename CheckpointWriter<T>::Config{options_.checkpoint_dir, options_.checkpoint_keep},
+        trainer_.model(), [](const std::string& text) { std::fprintf(stderr, "train: %s\n", text.c_str()); });
+    // A former process may have kept more, or have ended before it removed one, and this one may write none.
+    writer_->remove_old(trainer_.position().step);
+  }
   /// Interval at which each rank shows that it is alive while it waits for the disk.
   std::chrono::milliseconds sign() const {
     return std::min<std::chrono::milliseconds>(std::chrono::seconds(1), options_.comm_timeout / 4);

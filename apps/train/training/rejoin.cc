@@ -1,5 +1,6 @@
-#include "apps/train/training/rejoin.h"
+#include "apps/train/training/training_run.h"
 
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,11 +9,11 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/gpu/device_model.h"
 #include "apps/train/training/run_output.h"
-#include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
 #include "base/text.h"
-#include "rendezvous/worker_client/worker_link_client.h"
+#include "rendezvous/worker_client/worker_client.h"
 
 namespace ddp::train {
 
@@ -35,7 +36,7 @@ bool is_loss(const Error& error) {
 class RejoiningRank {
  public:
   RejoiningRank(const TrainOptions& options, const WorkerEnvironment& environment,
-                rendezvous::WorkerLinkClient& link)
+                rendezvous::WorkerClient& link)
       : given_(options),
         options_(options),
         environment_(environment),
@@ -67,6 +68,17 @@ class RejoiningRank {
       choice_.reset();
       if (NodeData::reads_first(environment_)) DDP_TRY(data_.load());
     }
+    // The model opens the GPU of LOCAL_RANK and stays there, and NCCL would open that of the new local rank.
+    const int gpu = given_.device == DeviceKind::kCpu ? -1 : gpu_of(environment_.local_rank);
+    if (!training_) {
+      ::setenv("LOCAL_RANK", std::to_string(environment_.local_rank).c_str(), 1);
+      gpu_ = gpu;
+    } else if (gpu != gpu_ && choice_->device == DeviceKind::kGpu) {
+      return Error{ErrorCode::kUsage, rank_text(environment_) + " holds its model on GPU " +
+                                          std::to_string(gpu_) + ", but has GPU " + std::to_string(gpu) +
+                                          " in attempt " + std::to_string(order.attempt) +
+                                          "; a new process must take its place"};
+    }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
     const int reference_rank = order.from ? static_cast<int>(*order.from) : 0;
     auto world = DDP_TRY(join_world(environment_, given_, {link_.interrupt(), reference_rank, choice_}));
@@ -77,6 +89,8 @@ class RejoiningRank {
     DDP_TRY(data_.share(*world_->communicator, environment_));
     if (environment_.rank == 0 && !order.from && !data_.line().empty())
       print_out("%s\n", data_.line().c_str());
+    DDP_TRY(agree_on_epochs(*world_->communicator, reference_rank, data_.split().training.size(),
+                            training_ != nullptr, options_));
     if (!training_) {
       training_ = make_training_run(
           options_, data_.split(),
@@ -87,6 +101,9 @@ class RejoiningRank {
                              link_.interrupt(), order.attempt};
     if (order.from) attempt.from = static_cast<int>(*order.from);
     attempt.on_ready = [this] { link_.ready(); };
+    attempt.last_line = [this] {
+      return tested_line(environment_, *world_->communicator, choice_->device, world_->backend);
+    };
     return training_->go(attempt);
   }
 
@@ -113,9 +130,10 @@ class RejoiningRank {
   const TrainOptions& given_;
   TrainOptions options_;  ///< with the chosen device
   WorkerEnvironment environment_;
-  rendezvous::WorkerLinkClient& link_;
+  rendezvous::WorkerClient& link_;
   NodeData data_;
   std::optional<RunChoice> choice_;  ///< of the attempt whose state this rank holds
+  int gpu_ = -1;                     ///< of the model
   std::optional<CommWorld> world_;
   std::unique_ptr<TrainingRun> training_;  ///< declared behind world_, so that it is destroyed first
 };
@@ -148,7 +166,7 @@ Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::At
 Result<> run_rejoining(const TrainOptions& options, const WorkerEnvironment& environment) {
   const bool sharded = options.zero;
   auto link = DDP_TRY(
-      within("DDPLAUNCH_CONTROL", rendezvous::WorkerLinkClient::connect(environment.control, true, sharded)));
+      within("DDPLAUNCH_CONTROL", rendezvous::WorkerClient::connect(environment.control, true, sharded)));
   return RejoiningRank(options, environment, *link).live();
 }
 

@@ -12,9 +12,11 @@
 #include <cstdarg>
 #include <cstdio>
 #include <ctime>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
 
@@ -85,19 +87,13 @@ void LineFile::append(const std::string& line) {
   if (!file_) return;
   const off_t before = ::lseek(file_.get(), 0, SEEK_END);  // -1: a pipe
   // One write per line, so that a reader of the growing file sees whole lines.
-  std::size_t done = 0;
-  while (done < line.size()) {
-    const ssize_t written = ::write(file_.get(), line.data() + done, line.size() - done);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) break;
-    done += static_cast<std::size_t>(written);
-  }
-  if (done == line.size()) return;
+  const auto written = write_bytes(file_.get(), line, name_);
+  if (written) return;
   std::fprintf(stderr, "train: %s; training continues without this file\n",
-               system_error(errno, name_).text.c_str());
+               system_error(written.error().sys, name_).text.c_str());
   // A half line would pass for a broken file. Truncating fails only if the file is no longer under our
   // control.
-  if (done > 0 && before >= 0) (void)!::ftruncate(file_.get(), before);
+  if (before >= 0) (void)!::ftruncate(file_.get(), before);
   file_ = UniqueFd();
 }
 
@@ -127,6 +123,8 @@ double rounded(double value, int decimals) {
 namespace {
 
 constexpr std::size_t kMaxEvents = 1'000'000;
+/// Pauses that cost less are not worth a line.
+constexpr double kLeastLost = 0.02;
 
 double nearest_rank(std::vector<double> values, double part) {
   if (values.empty()) return 0;
@@ -148,13 +146,31 @@ void StepProfile::begin_step(std::uint64_t step) {
 void StepProfile::enter(Phase phase) {
   if (on_phase_) on_phase_(phase);
   const auto now = Clock::now();
-  if (in_phase_) {
-    now_[static_cast<std::size_t>(phase_)] += std::chrono::duration<double>(now - phase_begin_).count();
-    if (trace_ && events_.size() < kMaxEvents) events_.push_back({phase_, step_, phase_begin_, now});
-  }
+  if (in_phase_) end_phase(now);
   in_phase_ = true;
   phase_ = phase;
   phase_begin_ = now;
+}
+
+void StepProfile::end_phase(Clock::time_point end) {
+  now_[static_cast<std::size_t>(phase_)] += std::chrono::duration<double>(end - phase_begin_).count();
+  if (trace_ && events_.size() < kMaxEvents) events_.push_back({phase_, step_, phase_begin_, end});
+  phase_begin_ = end;
+}
+
+void StepProfile::divide(std::span<const std::pair<Phase, double>> parts) {
+  const auto now = Clock::now();
+  auto left = now - phase_begin_;
+  for (const auto& [phase, seconds] : parts)
+    left -= std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  phase_ = Phase::kData;
+  end_phase(phase_begin_ + std::max(left, Clock::duration{0}));
+  for (const auto& [phase, seconds] : parts) {
+    phase_ = phase;
+    end_phase(phase_begin_ +
+              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  }
+  phase_begin_ = now;  // the clocks of GPU and host may differ a little
 }
 
 const StepTimes& StepProfile::end_step() {
@@ -172,14 +188,23 @@ double StepProfile::percentile(Phase phase, double part) const {
   return nearest_rank(std::move(values), part);
 }
 
-double StepProfile::compute_percentile(double part) const {
-  std::vector<double> values;
-  for (const StepTimes& step : steps_) {
-    values.push_back(step[static_cast<std::size_t>(Phase::kForward)] +
-                     step[static_cast<std::size_t>(Phase::kBackward)] +
-                     step[static_cast<std::size_t>(Phase::kOptimizer)]);
+TimeSummary summarize_times(const std::vector<double>& own, double all) {
+  TimeSummary times{nearest_rank(own, 0.5), nearest_rank(own, 0.99)};
+  for (const double seconds : own) {
+    if (seconds > 2 * times.p50) times.lost += (seconds - times.p50) / all;
   }
-  return nearest_rank(std::move(values), part);
+  return times;
+}
+
+TimeSummary StepProfile::own_times() const {
+  std::vector<double> own;
+  double all = 0;
+  for (const StepTimes& step : steps_) {
+    const double whole = std::accumulate(step.begin(), step.end(), 0.0);
+    own.push_back(whole - step[static_cast<std::size_t>(Phase::kCommunication)]);
+    all += whole;
+  }
+  return summarize_times(own, all);
 }
 
 Result<> StepProfile::write_trace(const std::string& path, int rank) const {
@@ -236,26 +261,44 @@ std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks
     }
   }
   if (ranks.empty()) return text;
-  const auto faster = [](const RankTime& a, const RankTime& b) { return a.seconds < b.seconds; };
-  const RankTime slowest = *std::max_element(ranks.begin(), ranks.end(), faster);
-  std::sort(ranks.begin(), ranks.end(), faster);
-  // The lower median: with two ranks it is the faster one, else no rank could be slower than the median.
-  const double median = ranks[(ranks.size() - 1) / 2].seconds;
-  add("slowest rank %d: computes %.3f ms per step, %.0f %% over the median rank\n", slowest.rank,
-      1e3 * slowest.seconds, median > 0 ? 100 * (slowest.seconds / median - 1) : 0.0);
+  // Sorts the ranks; returns the largest and the lower median. With two ranks the median is the faster one,
+  // else no rank could be slower than the median.
+  const auto compare = [&](double TimeSummary::*field) {
+    const auto time = [field](const RankTime& rank) { return rank.own.*field; };
+    std::ranges::stable_sort(ranks, {}, time);
+    const auto largest = std::ranges::lower_bound(ranks, time(ranks.back()), {}, time);
+    return std::pair(*largest, time(ranks[(ranks.size() - 1) / 2]));
+  };
+  const auto over = [](double value, double median) { return median > 0 ? 100 * (value / median - 1) : 0.0; };
+  const auto [slow, median] = compare(&TimeSummary::p50);
+  add("slowest rank %d: computes %.3f ms per step, %.0f %% over the median rank\n", slow.rank,
+      1e3 * slow.own.p50, over(slow.own.p50, median));
+  const auto [late, median_p99] = compare(&TimeSummary::p99);
+  add("slowest rank at p99 %d: computes %.3f ms, %.0f %% over the median rank\n", late.rank,
+      1e3 * late.own.p99, over(late.own.p99, median_p99));
+  const auto [paused, median_lost] = compare(&TimeSummary::lost);
+  if (paused.own.lost > kLeastLost) {
+    add("rank %d loses %.1f %% of its time in steps that take more than twice its median; the median rank "
+        "%.1f %%\n",
+        paused.rank, 100 * paused.own.lost, 100 * median_lost);
+  }
   return text;
 }
 
 Result<> report_profile(Communicator& world, const StepProfile& profile, const std::string& path,
                         Result<>& traces) {
-  traces = share_first_failure(world, profile.write_trace(profile_path(path, world), world.rank()));
-  const std::uint64_t mine[] = {std::bit_cast<std::uint64_t>(profile.compute_percentile(0.5)),
-                                profile.steps()};
+  traces = share_outcome(world, profile.write_trace(profile_path(path, world), world.rank()));
+  const TimeSummary own = profile.own_times();
+  const std::uint64_t mine[] = {std::bit_cast<std::uint64_t>(own.p50), std::bit_cast<std::uint64_t>(own.p99),
+                                std::bit_cast<std::uint64_t>(own.lost), profile.steps()};
   const auto all = DDP_TRY(world.all_gather(mine));
   if (world.rank() != 0) return {};
   std::vector<RankTime> ranks;
-  for (std::size_t i = 0; i + 1 < all.size(); i += 2) {
-    if (all[i + 1] != 0) ranks.push_back({static_cast<int>(i / 2), std::bit_cast<double>(all[i])});
+  for (std::size_t i = 0; i < all.size(); i += std::size(mine)) {
+    if (all[i + 3] == 0) continue;
+    ranks.push_back({static_cast<int>(i / std::size(mine)),
+                     {std::bit_cast<double>(all[i]), std::bit_cast<double>(all[i + 1]),
+                      std::bit_cast<double>(all[i + 2])}});
   }
   print_out("%s", profile_text(profile, std::move(ranks)).c_str());
   return {};

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -65,6 +66,16 @@ inline constexpr std::string_view kPhaseNames[kPhases] = {"data", "forward", "ba
 /// Seconds by phase.
 using StepTimes = std::array<double, kPhases>;
 
+/// The times of many steps, in seconds.
+struct TimeSummary {
+  double p50 = 0, p99 = 0;
+  /// The part of all time that was lost in steps of more than twice the median: the process was stopped, or
+  /// waited for data or for a core. A percentile misses pauses that are rare.
+  double lost = 0;
+};
+/// `all`: the seconds of which `lost` is a part.
+TimeSummary summarize_times(const std::vector<double>& own, double all);
+
 /// Measures phases, one at a time, and keeps every step's times. With `trace`, it also keeps the begin and
 /// end of up to a million phases. One thread.
 class StepProfile {
@@ -78,6 +89,9 @@ class StepProfile {
   /// Ends the previous phase.
   void enter(Phase phase);
   const StepTimes& end_step();
+  /// Gives the end of the present phase to `parts`, in this order: the GPU has measured them. What is left at
+  /// its beginning counts as data: the host prepared and launched the step.
+  void divide(std::span<const std::pair<Phase, double>> parts);
   /// Returns the present phase, so that a caller can return to it.
   Phase phase() const { return phase_; }
 
@@ -89,9 +103,9 @@ class StepProfile {
 
   /// Nearest-rank percentile; 0 without a step. `part` 0.5: the median.
   double percentile(Phase phase, double part) const;
-  /// The percentile of the time that this rank computes itself: forward, backward and optimizer. It reveals a
-  /// slow rank; on the other ranks only the waiting time grows.
-  double compute_percentile(double part) const;
+  /// Summarizes the steps' own times: all but communication. They reveal a slow rank; on the other ranks only
+  /// the waiting time grows.
+  TimeSummary own_times() const;
 
   /// Writes a file for chrome://tracing and Perfetto, with wall-clock times. `rank` is the process in the
   /// trace.
@@ -103,6 +117,8 @@ class StepProfile {
     std::uint64_t step;
     Clock::time_point begin, end;
   };
+
+  void end_phase(Clock::time_point end);
 
   bool trace_;
   std::function<void(Phase)> on_phase_;
@@ -121,15 +137,15 @@ class StepProfile {
 /// Returns "trace.rank3.json" for "trace.json" on rank 3; in a world of one the name is unchanged.
 std::string profile_path(const std::string& path, const Communicator& world);
 
-/// Median time per step that a rank computes itself.
+/// StepProfile::own_times() of a rank.
 struct RankTime {
   int rank = 0;
-  double seconds = 0;
+  TimeSummary own;
 };
 
 /// Returns rank 0's lines: the parts of a step from its own `profile`, and the slowest of `ranks`, which made
-/// a step. Each rank knows only the steps of its own process; a line says so if rank 0's process started in
-/// the middle of the training.
+/// a step, by p50, by p99 and by the time that it lost. Each rank knows only the steps of its own process; a
+/// line says so if rank 0's process started in the middle of the training.
 std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks);
 
 /// Ends --profile: each rank writes its trace to `path`, and rank 0 prints the parts of a step and the

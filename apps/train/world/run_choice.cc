@@ -10,9 +10,16 @@ namespace ddp::train {
 
 namespace {
 
-constexpr std::string RankAbility::*kFields[] = {&RankAbility::host,          &RankAbility::gpu_obstacle,
-                                                 &RankAbility::nccl_obstacle, &RankAbility::gpu,
-                                                 &RankAbility::nccl,          &RankAbility::refusal};
+constexpr std::string RankAbility::*kFields[] = {
+    &RankAbility::host, &RankAbility::gpu_obstacle, &RankAbility::nccl_obstacle, &RankAbility::gpu,
+    &RankAbility::nccl, &RankAbility::refusal,      &RankAbility::visible};
+
+/// What keeps the ranks from GPUs or NCCL, and what to do; an empty text: nothing.
+struct Obstacle {
+  std::string text;
+  std::string remedy = {};
+};
+constexpr const char* kOneEach = "start one rank per GPU";
 
 /// Names the first rank with an obstacle, and how many more there are.
 std::string first_obstacle(std::span<const RankAbility> ranks, std::string RankAbility::*obstacle) {
@@ -48,30 +55,46 @@ std::string shared_gpu(std::span<const RankAbility> ranks) {
   return "";
 }
 
-/// Names the first rank without a GPU of its own.
-std::string gpu_obstacle(std::span<const RankAbility> ranks) {
-  const std::string text = first_obstacle(ranks, &RankAbility::gpu_obstacle);
-  return text.empty() ? shared_gpu(ranks) : text;
+/// Names the first rank that sees a GPU: "rank 0 on gpu01 sees 8 GPUs".
+std::string first_visible(std::span<const RankAbility> ranks) {
+  const auto rank = std::ranges::find_if(ranks, [](const RankAbility& one) { return !one.visible.empty(); });
+  if (rank == ranks.end()) return "";
+  return "rank " + std::to_string(rank - ranks.begin()) + " on " + rank->host + " sees " + rank->visible;
 }
 
-std::string nccl_obstacle(std::span<const RankAbility> ranks) {
-  if (ranks.size() < 2) return "";
-  if (std::string text = first_obstacle(ranks, &RankAbility::nccl_obstacle); !text.empty()) return text;
-  if (std::string text = shared_gpu(ranks); !text.empty()) return text;
+/// Names the first rank without a GPU of its own.
+Obstacle gpu_obstacle(std::span<const RankAbility> ranks) {
+  if (std::string text = first_obstacle(ranks, &RankAbility::gpu_obstacle); !text.empty())
+    return {text, "give each rank a GPU that works"};
+  return {shared_gpu(ranks), kOneEach};
+}
+
+Obstacle nccl_obstacle(std::span<const RankAbility> ranks) {
+  if (ranks.size() < 2) return {};
+  if (std::string text = first_obstacle(ranks, &RankAbility::nccl_obstacle); !text.empty())
+    return {text, "install NCCL for every rank"};
+  if (std::string text = shared_gpu(ranks); !text.empty()) return {text, kOneEach};
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
     if (version_of(ranks[rank]) == version_of(ranks[0])) continue;
-    return "rank " + std::to_string(rank) + " on " + ranks[rank].host + " has " + version_of(ranks[rank]) +
-           ", rank 0 on " + ranks[0].host + " has " + version_of(ranks[0]);
+    return {"rank " + std::to_string(rank) + " on " + ranks[rank].host + " has " + version_of(ranks[rank]) +
+                ", rank 0 on " + ranks[0].host + " has " + version_of(ranks[0]),
+            "install the same version on all nodes, or name its file by DDPLAUNCH_NCCL_LIBRARY"};
   }
-  return "";
+  return {};
 }
 
 /// Returns why these options need the CPU; empty: they do not. A world of one has no transport.
-std::string cpu_reason(const TrainOptions& options, std::size_t ranks) {
+Obstacle cpu_reason(const TrainOptions& options, std::size_t ranks) {
   const bool host_transport = options.comm == CommKind::kTcp || options.comm == CommKind::kShm;
-  if (host_transport && ranks > 1) return std::string("--comm ") + comm_text(options.comm) + " needs the CPU";
-  if (options.sync_bn) return "--sync-bn needs the CPU";
-  return device_obstacle(options);
+  if (host_transport && ranks > 1)
+    return {std::string("--comm ") + comm_text(options.comm) + " needs the CPU"};
+  if (options.sync_bn) return {"--sync-bn needs the CPU"};
+  return {device_obstacle(options)};
+}
+
+Error unusable(const Obstacle& obstacle, const std::string& instead) {
+  return {ErrorCode::kUsage,
+          obstacle.text + "; " + (obstacle.remedy.empty() ? "" : obstacle.remedy + ", or ") + instead};
 }
 
 }  // namespace
@@ -86,19 +109,23 @@ Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAb
   if (const std::string text = shared_gpu(ranks); options.comm == CommKind::kNccl && !text.empty()) {
     return Error{ErrorCode::kUsage, "--comm nccl: " + text + "; start one rank per GPU, or use --share-gpu"};
   }
-  const bool any_device = options.device == DeviceKind::kAuto;
-  if (any_device) {
-    choice.obstacle = cpu_reason(options, ranks.size());
-    if (choice.obstacle.empty()) choice.obstacle = gpu_obstacle(ranks);
-    if (choice.obstacle.empty() && options.comm == CommKind::kAuto) choice.obstacle = nccl_obstacle(ranks);
+  if (options.device == DeviceKind::kAuto) {
+    Obstacle obstacle = cpu_reason(options, ranks.size());
+    if (obstacle.text.empty()) obstacle = gpu_obstacle(ranks);
+    if (obstacle.text.empty() && options.comm == CommKind::kAuto) obstacle = nccl_obstacle(ranks);
+    choice.obstacle = obstacle.text;
     choice.device = choice.obstacle.empty() ? DeviceKind::kGpu : DeviceKind::kCpu;
-    const std::string gpu_only = gpu_option(options);
+    const std::string gpu_only = gpu_option(options), visible = first_visible(ranks);
     if (choice.device == DeviceKind::kCpu && !gpu_only.empty())
       return Error{ErrorCode::kUsage, gpu_only + " requires --device gpu: " + choice.obstacle};
+    if (choice.device == DeviceKind::kCpu && !visible.empty())
+      return unusable({obstacle.text + ", and " + visible, obstacle.remedy},
+                      "use the CPUs with --device cpu");
   }
   if (choice.device == DeviceKind::kGpu && options.comm == CommKind::kAuto && ranks.size() > 1) {
-    choice.obstacle = nccl_obstacle(ranks);
-    if (choice.obstacle.empty()) choice.comm = CommKind::kNccl;
+    const Obstacle obstacle = nccl_obstacle(ranks);
+    if (!obstacle.text.empty()) return unusable(obstacle, "use the slow --comm shm or tcp");
+    choice.comm = CommKind::kNccl;
   }
   return choice;
 }

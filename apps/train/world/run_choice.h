@@ -21,24 +21,26 @@ struct RankAbility {
   std::string gpu;            ///< identity of its GPU; empty: none, or others may use it (--share-gpu)
   std::string nccl;           ///< "NCCL 2.28.9 (/usr/lib/x86_64-linux-gnu/libnccl.so.2)"; empty: not loaded
   std::string refusal;        ///< why this rank has left before the choice; empty: it takes part
+  std::string visible;        ///< the GPUs that it sees, usable or not: "8 GPUs"; empty: none
 };
 
 /// The device and the transport of a training, equal on all ranks.
 struct RunChoice {
   DeviceKind device = DeviceKind::kCpu;
   CommKind comm = CommKind::kAuto;
-  /// Reason why the training does not use GPUs or NCCL: "rank 1 on gpu02: no NVIDIA driver is installed".
-  /// Empty: no such reason, or the options fix the choice.
+  /// Reason why no GPU is used: "rank 1 on gpu02: no NVIDIA driver is installed". Empty: GPUs are used, or
+  /// the options fix the choice.
   std::string obstacle;
 };
 
 /// Returns whether the options leave the device or its transport to the ranks.
 bool leaves_choice(const TrainOptions& options);
 
-/// Chooses for --device auto and --comm auto. GPUs and NCCL are used if every rank has its own GPU, all ranks
-/// load the same version of NCCL, and the other options can run on a GPU; else the CPU. --device gpu falls
-/// back from NCCL to TCP and shared memory. A world of one needs no NCCL. `ranks` holds all ranks in their
-/// order. Errors (kUsage): gpu_option() without a GPU, --comm nccl with two ranks on one GPU.
+/// Chooses for --device auto and --comm auto. If any rank sees a GPU, all ranks use GPUs and NCCL: a GPU that
+/// cannot be used is an error, because a test that silently ran on the CPU would prove nothing. If none sees
+/// one, the CPU is used. A world of one needs no NCCL. `ranks` holds all ranks in their order. Errors
+/// (kUsage): a visible GPU or NCCL cannot be used, gpu_option() without a GPU, --comm nccl with two ranks on
+/// one GPU.
 Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAbility> ranks);
 
 /// Texts of one line per field, for the store.

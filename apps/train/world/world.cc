@@ -1,7 +1,11 @@
 #include "apps/train/world/world.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
+#include <cstdlib>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <string_view>
 
@@ -13,6 +17,7 @@
 #include "apps/train/gpu/device_model.h"
 #include "base/program.h"
 #include "base/text.h"
+#include "base/visible_gpus.h"
 
 namespace ddp::train {
 
@@ -346,9 +351,16 @@ WorldOptions world_options(const TrainOptions& options) {
   return world;
 }
 
+/// Returns how many GPUs this rank sees, whether or not it can use them.
+std::size_t count_visible() {
+  const std::size_t named = visible_gpus(std::getenv("CUDA_VISIBLE_DEVICES")).size();
+  return named == 0 && can_use_gpu() ? 1 : named;
+}
+
 RankAbility find_ability(const WorkerEnvironment& environment, const TrainOptions& options) {
   RankAbility ability;
   ability.host = host_name();
+  if (const std::size_t count = count_visible(); count > 0) ability.visible = counted(count, "GPU");
   const auto own = options.share_gpu ? Result<std::string>("") : own_gpu(environment.local_rank);
   if (own) ability.gpu = *own;
   const auto gpu = own ? can_use_gpu() : own.error();
@@ -420,10 +432,11 @@ Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& opti
 }
 
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
-                             const TrainingJoin& join) {
+                             const ChoosingJoin& join) {
   WorldOptions wanted = world_options(options);
   wanted.interrupt = join.interrupt;
   wanted.reference_rank = join.reference_rank;
+  wanted.remark = join.remark;
   const bool alone = environment.world_size == 1;
   CommWorld world = alone ? world_of_one(wanted.with_nodes) : CommWorld();
   if (!alone) {
@@ -447,7 +460,7 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
       const int first = environment.rank - environment.local_rank;
       DDP_TRY(check_own_gpu(choice_ranks(environment, wanted), *world.directory, ability,
                             {first, first + environment.local_world_size}));
-      wanted.advice = "; --device cpu trains without it";
+      wanted.advice = "; --device cpu works without it";
     }
   }
   DDP_TRY(can_join(environment, wanted));
@@ -464,6 +477,56 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
   if (environment.world_size > 1 && !(environment.collectives.empty() && options.flight_recorder.empty()))
     keep_log(environment, options.flight_recorder, world);
   return world;
+}
+
+Result<RunChoice> choose_device(const WorkerEnvironment& environment, const TrainOptions& options,
+                                PeerDirectory* directory) {
+  if (!leaves_choice(options)) return RunChoice{options.device, options.comm, ""};
+  const RankAbility ability = find_ability(environment, options);
+  if (directory == nullptr) return choose_run(options, {&ability, 1});
+  return agree_on_choice(choice_ranks(environment, world_options(options)), *directory, options, ability, {});
+}
+
+Result<std::unique_ptr<Communicator>> join_gpus(const WorkerEnvironment& environment,
+                                                const WorldOptions& options, PeerDirectory& directory) {
+  auto connected = DDP_TRY(connect_nccl(nccl_config(environment, options), directory));
+  return std::move(connected.communicator);
+}
+
+Result<std::string> tested_line(const WorkerEnvironment& environment, Communicator& world, DeviceKind device,
+                                const std::string& transport) {
+  const std::map<std::string, std::string> names{
+      {"shm", "shared memory"}, {"tcp", "TCP"}, {"shm+tcp", "shared memory and TCP"}, {"none", "one rank"}};
+  const auto name = names.find(transport);
+  std::vector<std::string> mine = name != names.end() ? std::vector{name->second} : nccl_links();
+  mine.insert(mine.begin(), device == DeviceKind::kGpu ? gpu_model(environment.local_rank) : "");
+  std::array<std::uint64_t, 33> words{};
+  // The first rank of a node reports what the node has.
+  words[0] = environment.local_rank == 0 ? count_visible() : 0;
+  join(mine, "\n").copy(reinterpret_cast<char*>(words.data() + 1), sizeof words - sizeof words[0] - 1);
+  const auto all = DDP_TRY(world.all_gather(words));
+
+  std::map<std::string, int> devices;
+  std::vector<std::string> links;  // the first is the library or the host's transport
+  std::uint64_t visible = 0, used = 0;
+  for (std::size_t at = 0; at < all.size(); at += words.size()) {
+    visible += all[at];
+    std::string_view rest(reinterpret_cast<const char*>(all.data() + at + 1));
+    if (const std::string model = take_line(rest); !model.empty()) {
+      ++devices[model];
+      ++used;
+    }
+    while (!rest.empty())
+      if (std::string link = take_line(rest); std::ranges::find(links, link) == links.end())
+        links.push_back(std::move(link));
+  }
+  std::vector<std::string> parts;
+  for (const auto& [model, count] : devices)
+    parts.push_back(std::to_string(count) + " × " + model);
+  std::string line = "tested: " + (parts.empty() ? "CPU only" : join(parts, ", ")) + ", " + links.front();
+  links.erase(links.begin());
+  if (!links.empty()) line += " over " + join(links, " and ");
+  return visible <= used ? line : line + "; " + counted(visible - used, "visible GPU") + " not tested";
 }
 
 }  // namespace ddp::train

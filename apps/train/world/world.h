@@ -55,7 +55,7 @@ struct CommWorld {
   std::string backend;                    ///< "shm", "tcp", "shm+tcp", "nccl", "none": for people
   int node_count = 0;                     ///< 0: unknown
   std::vector<int> node_of;               ///< by rank; empty if no memory is shared inside nodes
-  RunChoice choice;                       ///< of a training's device and transport, also if given by options
+  RunChoice choice;                       ///< of device and transport, also if given by options
   std::string choice_line;                ///< for people, on rank 0 after a choice; else empty
 
   bool same_node(int a, int b) const;
@@ -88,15 +88,30 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
 /// The same for a training's options.
 Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options);
 
-/// The settings with which a rank joins the world of a training.
-struct TrainingJoin {
+/// The settings with which a rank joins a world that chooses its device.
+struct ChoosingJoin {
   int interrupt = -1;
   int reference_rank = 0;                ///< the rank whose options and choice count if ranks differ
   std::optional<RunChoice> choice = {};  ///< the choice of an earlier attempt, whose state this rank holds
+  std::string remark = {};               ///< as WorldOptions::remark
 };
-/// Chooses device and transport with the other ranks, and connects. `options` are as given: the caller trains
-/// on CommWorld::choice.device.
+/// Chooses device and transport with the other ranks, and connects. `options` are as given: the caller
+/// computes on CommWorld::choice.device. Of the options only those of device, communication and step count.
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
-                             const TrainingJoin& join = {});
+                             const ChoosingJoin& join = {});
+/// Does only the choice, for ranks that are connected over the host's transports. In a world of one
+/// `directory` is null.
+Result<RunChoice> choose_device(const WorkerEnvironment& environment, const TrainOptions& options,
+                                PeerDirectory* directory);
+/// Connects ranks over NCCL that are connected already over the host's transports.
+Result<std::unique_ptr<Communicator>> join_gpus(const WorkerEnvironment& environment,
+                                                const WorldOptions& options, PeerDirectory& directory);
+
+/// Returns the last line of a program, which says what was tested on what: "tested: 8 × NVIDIA H100,
+/// NCCL 2.28.3 over P2P and IB mlx5_0:1/IB", "tested: CPU only, TCP". It names GPUs that were visible and
+/// took no part. `transport`: CommWorld::backend. All ranks call it after their last operation; NCCL connects
+/// in the first.
+Result<std::string> tested_line(const WorkerEnvironment& environment, Communicator& world, DeviceKind device,
+                                const std::string& transport);
 
 }  // namespace ddp::train

@@ -80,6 +80,8 @@ class Tables(unittest.TestCase):
                     self.assertEqual([int(row[1]) for row in rows], [12, 1200, 120000])
                     self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
                     self.assertIn("# Out of bounds values : 0 OK\n", text)
+                    tested = {"shm": "shared memory", "tcp": "TCP", "shm+tcp": "shared memory and TCP"}[way.split(", ")[1]]
+                    self.assertEqual(text.splitlines()[-1].split(";")[0], f"# tested: CPU only, {tested}")
 
     def test_json_and_pairs(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +184,7 @@ class OptionErrors(unittest.TestCase):
     def test_wrong_options(self):
         code, text = self.refused("bench", "gather")
         self.assertEqual(
-            (code, text), (2, "train bench: OPERATION gather: give allreduce, allgather, reducescatter, broadcast or pairs\n"))
+            (code, text), (2, "train bench: OPERATION gather: give allreduce, allgather, reducescatter, broadcast, alltoall, sendrecv or pairs\n"))
         code, text = self.refused("bench", "allreduce", "-b", "8Q", "--comm_timeout", "soon", "-g", "8", "--min-busbw", "nan",
                                   "--stepfactor", "0")
         self.assertEqual(code, 2)
@@ -229,7 +231,7 @@ class OptionErrors(unittest.TestCase):
 
     def test_the_operation_is_named_and_comes_first(self):
         self.assertEqual(self.refused("bench", "-b", "8"),
-                         (2, "train bench: name an operation: allreduce, allgather, reducescatter, broadcast or pairs\n"))
+                         (2, "train bench: name an operation: allreduce, allgather, reducescatter, broadcast, alltoall, sendrecv or pairs\n"))
         self.assertEqual(self.refused("--comm", "tcp", "bench")[1],
                          'train: unexpected word "bench"; train --help lists all options\n')
         # Version 0.2 removes this spelling of earlier versions.

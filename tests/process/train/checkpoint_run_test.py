@@ -130,6 +130,14 @@ class Checkpoints(unittest.TestCase):
             state = json.loads((saved / self.names(saved)[-1] / "state.json").read_text())
             self.assertEqual((state["world_size"], state["epoch"]), (2, 2))
 
+    def test_a_training_that_writes_no_checkpoint_keeps_no_more_either(self):
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 5, "--max-steps", 20)
+        self.good(1, *arguments, "--checkpoint-keep", 9)
+        self.assertEqual(len(self.names(saved)), 4)
+        self.good(1, *arguments, "--checkpoint-keep", 2, "--resume", "auto")
+        self.assertEqual(self.names(saved), ["step-00000015", "step-00000020"])
+
     def test_only_the_newest_complete_checkpoints_are_kept(self):
         saved = self.folder / "saved"
         saved.mkdir()

@@ -1,4 +1,5 @@
 #include "base/unique_fd.h"
+#include "base/asio.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>

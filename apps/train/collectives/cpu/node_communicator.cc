@@ -14,6 +14,7 @@
 #include <span>
 
 #include "apps/train/collectives/cpu/peer_connect.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 
 namespace ddp::train {
 
@@ -319,23 +320,20 @@ Result<std::vector<UniqueFd>> receive_with(int from, std::span<std::byte> data, 
   return received;
 }
 
-struct LocalEnds {
-  UniqueFd doorbell;
-  UniqueFd liveness_read;
-  UniqueFd liveness_write;
-  UniqueFd buffer;
-};
-
-Result<LocalEnds> make_own() {
-  LocalEnds own;
-  own.doorbell = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+/// Makes this rank's link; the write end of its pipe goes to `links`.
+Result<NodeLink> make_own(NodeLinks& links) {
+  NodeLink own{UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), {}, {}};
   if (!own.doorbell) return system_error(errno, "eventfd");
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe");
-  own.liveness_read = UniqueFd(ends[0]);
-  own.liveness_write = UniqueFd(ends[1]);
-  own.buffer = DDP_TRY(ShmBuffer::make());
+  own.liveness = UniqueFd(ends[0]);
+  links.own_liveness = UniqueFd(ends[1]);
+  own.buffer = DDP_TRY(make_shm_buffer());
   return own;
+}
+
+NodeLink link_of(std::vector<UniqueFd>& received) {
+  return {std::move(received[0]), std::move(received[1]), std::move(received[2])};
 }
 
 Result<UniqueFd> seqpacket_socket() {
@@ -354,16 +352,14 @@ struct NodePeer {
 Result<NodePeer> hear_member(const GroupConfig& config, int listener, Deadline deadline) {
   UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   if (!fd || !same_user(fd.get())) return NodePeer{};
-  PeerHelloBytes bytes;
+  PeerHello hello{.magic = 0};
   const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
-  auto fds = receive_with(fd.get(), bytes, 3, hello_deadline, config.interrupt);
+  auto fds = receive_with(fd.get(), bytes_of(hello), 3, hello_deadline, config.interrupt);
   if (!fds && fds.error().code == ErrorCode::kCancelled) return fds.error();
   if (!fds) return NodePeer{};
-  const auto hello = decode_hello(bytes);
-  if (!hello || hello->rank == 0 || hello->rank >= static_cast<std::uint32_t>(config.world_size) ||
-      *hello != hello_of(config, static_cast<int>(hello->rank)))
-    return NodePeer{};
-  return NodePeer{static_cast<int>(hello->rank), std::move(fd), std::move(*fds)};
+  const int rank = static_cast<int>(hello.rank);
+  if (rank <= 0 || rank >= config.world_size || hello != hello_of(config, rank)) return NodePeer{};
+  return NodePeer{rank, std::move(fd), std::move(*fds)};
 }
 
 Result<std::vector<NodePeer>> gather_members(const GroupConfig& config, int listener, Deadline deadline) {
@@ -402,24 +398,18 @@ Result<NodeLinks> lead(const GroupConfig& config, PeerDirectory& directory, cons
   NodeLinks links;
   auto memory = DDP_TRY(within(config.me(), ShmSegment::make(config.world_size)));
   links.memory = std::move(memory);
-  auto own = DDP_TRY(within(config.me(), make_own()));
+  auto own = DDP_TRY(within(config.me(), make_own(links)));
   DDP_TRY(within(config.me(), directory.share(key, name)));
 
   auto members = DDP_TRY(gather_members(config, listener.get(), deadline));
-  links.doorbells.push_back(std::move(own.doorbell));
-  links.liveness.push_back(std::move(own.liveness_read));
-  links.own_liveness = std::move(own.liveness_write);
-  links.buffers.push_back(std::move(own.buffer));
-  for (std::size_t i = 1; i < members.size(); ++i) {
-    links.doorbells.push_back(std::move(members[i].fds[0]));
-    links.liveness.push_back(std::move(members[i].fds[1]));
-    links.buffers.push_back(std::move(members[i].fds[2]));
-  }
+  links.ranks.push_back(std::move(own));
+  for (std::size_t i = 1; i < members.size(); ++i)
+    links.ranks.push_back(link_of(members[i].fds));
   for (std::size_t i = 1; i < members.size(); ++i) {
     for (std::size_t whose = 0; whose < members.size(); ++whose) {
       const std::byte number[] = {std::byte(whose & 0xff), std::byte(whose >> 8)};
-      const int fds[] = {links.doorbells[whose].get(), links.liveness[whose].get(),
-                         links.buffers[whose].get(), links.memory.get()};
+      const NodeLink& link = links.ranks[whose];
+      const int fds[] = {link.doorbell.get(), link.liveness.get(), link.buffer.get(), links.memory.get()};
       DDP_TRY(
           within(config.me() + " lost " + config.rank_text(static_cast<int>(i)),
                  send_with(members[i].connection.get(), number, std::span(fds).first(whose == 0 ? 4 : 3))));
@@ -429,7 +419,7 @@ Result<NodeLinks> lead(const GroupConfig& config, PeerDirectory& directory, cons
     DDP_TRY(within(config.me() + " lost " + config.rank_text(static_cast<int>(i)),
                    receive_with(members[i].connection.get(), taken, 0, deadline, config.interrupt)));
   }
-  links.liveness[0].reset();
+  links.ranks[0].liveness.reset();
   return links;
 }
 
@@ -450,25 +440,22 @@ Result<NodeLinks> follow(const GroupConfig& config, PeerDirectory& directory, co
   const std::string where = config.me() + " received no shared memory from " + leader;
   if (!same_user(connection.get()))
     return Error{ErrorCode::kRefused, where + ": that process belongs to another user"};
-  auto own = DDP_TRY(within(config.me(), make_own()));
-  const auto hello = encode_hello(hello_of(config, config.rank));
-  const int given[] = {own.doorbell.get(), own.liveness_read.get(), own.buffer.get()};
-  DDP_TRY(within(where, send_with(connection.get(), hello, given)));
-
   NodeLinks links;
+  const auto own = DDP_TRY(within(config.me(), make_own(links)));
+  PeerHello hello = hello_of(config, config.rank);
+  const int given[] = {own.doorbell.get(), own.liveness.get(), own.buffer.get()};
+  DDP_TRY(within(where, send_with(connection.get(), bytes_of(hello), given)));
+
   for (int whose = 0; whose < config.world_size; ++whose) {
     std::array<std::byte, 2> number;
     auto fds = DDP_TRY(within(
         where, receive_with(connection.get(), number, whose == 0 ? 4 : 3, deadline, config.interrupt)));
-    links.doorbells.push_back(std::move(fds[0]));
-    links.liveness.push_back(std::move(fds[1]));
-    links.buffers.push_back(std::move(fds[2]));
+    links.ranks.push_back(link_of(fds));
     if (whose == 0) links.memory = std::move(fds[3]);
   }
   const std::byte taken[] = {std::byte{'t'}};
   DDP_TRY(within(where, write_all(connection.get(), taken, deadline, config.interrupt)));
-  links.liveness[static_cast<std::size_t>(config.rank)].reset();
-  links.own_liveness = std::move(own.liveness_write);
+  links.ranks[static_cast<std::size_t>(config.rank)].liveness.reset();
   return links;
 }
 

@@ -171,49 +171,13 @@ Result<> read_all(int fd, std::span<std::byte> data, Deadline deadline, int inte
   return {};
 }
 
-namespace {
-
-constexpr std::string_view kMagic = "ddptrain";
-constexpr std::uint32_t kVersion = 3;
-
-}  // namespace
-
-PeerHelloBytes encode_hello(const PeerHello& hello) {
-  PeerHelloBytes bytes;
-  std::byte* at = bytes.data();
-  for (const char c : kMagic)
-    *at++ = static_cast<std::byte>(c);
-  at = put_little_endian(at, kVersion);
-  at = put_little_endian(at, hello.job);
-  at = put_little_endian(at, hello.attempt);
-  at = put_little_endian(at, hello.world_size);
-  at = put_little_endian(at, hello.rank);
-  put_little_endian(at, hello.scalar_bytes);
-  return bytes;
-}
-
-std::optional<PeerHello> decode_hello(std::span<const std::byte, 36> bytes) {
-  const std::byte* at = bytes.data();
-  for (const char c : kMagic) {
-    if (*at++ != static_cast<std::byte>(c)) return std::nullopt;
-  }
-  std::uint32_t version = 0;
-  at = take_little_endian(at, version);
-  if (version != kVersion) return std::nullopt;
-  PeerHello hello;
-  at = take_little_endian(at, hello.job);
-  at = take_little_endian(at, hello.attempt);
-  at = take_little_endian(at, hello.world_size);
-  at = take_little_endian(at, hello.rank);
-  take_little_endian(at, hello.scalar_bytes);
-  return hello;
-}
-
 PeerHello hello_of(const GroupConfig& config, int rank) {
   const std::string job = config.job_id + "/" + config.group;
-  return {fnv_hash(std::as_bytes(std::span(job))), config.attempt,
-          static_cast<std::uint32_t>(config.world_size), static_cast<std::uint32_t>(rank),
-          config.scalar_bytes};
+  return {.job = fnv_hash(std::as_bytes(std::span(job))),
+          .attempt = config.attempt,
+          .world_size = static_cast<std::uint32_t>(config.world_size),
+          .rank = static_cast<std::uint32_t>(rank),
+          .scalar_bytes = config.scalar_bytes};
 }
 
 namespace {
@@ -242,20 +206,19 @@ Result<ConnectingPeer> reach(const GroupConfig& config, int whom, PeerDirectory&
   if (!address) return within(me + " cannot look up " + other, address.error());
   const std::string there = other + " (" + *address + ")";
   auto fd = DDP_TRY(within(me + " cannot reach " + there, connect_to(*address, deadline, config.interrupt)));
-  DDP_TRY(
-      within(me + " cannot send its hello to " + there,
-             write_all(fd.get(), encode_hello(hello_of(config, config.rank)), deadline, config.interrupt)));
+  PeerHello mine = hello_of(config, config.rank);
+  DDP_TRY(within(me + " cannot send its hello to " + there,
+                 write_all(fd.get(), bytes_of(mine), deadline, config.interrupt)));
   return ConnectingPeer{whom, {std::move(fd), std::move(*address)}};
 }
 
 /// Reads the other end's hello. Fails with kProtocol if it is not a hello.
 Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
-  PeerHelloBytes bytes;
-  DDP_TRY(read_all(fd, bytes, deadline, interrupt));
-  const auto hello = decode_hello(bytes);
-  if (!hello)
+  PeerHello hello{.magic = 0};
+  DDP_TRY(read_all(fd, bytes_of(hello), deadline, interrupt));
+  if (!hello.is_of_this_version())
     return Error{ErrorCode::kProtocol, "the answer is not the hello of a rank of this version of train"};
-  return *hello;
+  return hello;
 }
 
 /// Reads the hello of one waiting connection. If it is of a rank in `missing`, answers it and removes that
@@ -270,8 +233,8 @@ Result<> admit(const GroupConfig& config, int listener, Deadline deadline, std::
   if (!hello) return {};
   const auto found = std::find(missing.begin(), missing.end(), static_cast<int>(hello->rank));
   if (found == missing.end() || *hello != hello_of(config, *found)) return {};
-  const auto answer = encode_hello(hello_of(config, config.rank));
-  if (!write_all(fd.get(), answer, hello_deadline, config.interrupt)) return {};
+  PeerHello answer = hello_of(config, config.rank);
+  if (!write_all(fd.get(), bytes_of(answer), hello_deadline, config.interrupt)) return {};
   peers[*found].fd = std::move(fd);
   missing.erase(found);
   return {};

@@ -1,11 +1,9 @@
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -51,25 +49,26 @@ int milliseconds_left(Deadline deadline);
 
 /// The first message on a connection between two ranks, in both directions. It names the sending rank, its
 /// job and its attempt. A rank that receives anything else closes the connection. The hello keeps out stray
-/// connections and ranks of another attempt; it is not an authentication.
+/// connections and ranks of another attempt; it is not an authentication. It travels as it lies in memory.
 struct PeerHello {
-  std::uint64_t job = 0;  ///< job_number() of the job's id
+  static constexpr std::uint64_t kMagic = 0x6e69'6172'7470'6464;  // "ddptrain"
+  static constexpr std::uint32_t kVersion = 4;
+
+  std::uint64_t magic = kMagic;
+  std::uint64_t job = 0;  ///< hash of the job's id and the group
+  std::uint32_t version = kVersion;
   std::uint32_t attempt = 0;
   std::uint32_t world_size = 0;
   std::uint32_t rank = 0;
   std::uint32_t scalar_bytes = 0;  ///< 4 or 8: ranks with different --dtype must not meet
+  std::uint32_t reserved = 0;
 
+  bool is_of_this_version() const { return magic == kMagic && version == kVersion; }
   friend bool operator==(const PeerHello&, const PeerHello&) = default;
 };
 
 /// A stray connection that sends nothing may block a listener this long.
 inline constexpr std::chrono::seconds kHelloTimeout{2};
-
-/// "ddptrain", version 3 (u32), then the fields in order, all little-endian.
-using PeerHelloBytes = std::array<std::byte, 36>;
-PeerHelloBytes encode_hello(const PeerHello& hello);
-/// Returns nothing if the bytes are not a hello of this version.
-std::optional<PeerHello> decode_hello(std::span<const std::byte, 36> bytes);
 
 /// Returns the hello of a rank of the group.
 PeerHello hello_of(const GroupConfig& config, int rank);

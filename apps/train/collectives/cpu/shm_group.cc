@@ -16,27 +16,6 @@
 
 namespace ddp::train {
 
-Result<UniqueFd> ShmBuffer::make() {
-  UniqueFd fd(::memfd_create("ddp-train-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) return system_error(errno, "memfd_create");
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
-    return system_error(errno, "seals of the shared memory");
-  return fd;
-}
-
-Result<ShmBuffer> ShmBuffer::map(int memory, std::size_t bytes) {
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory, 0);
-  if (base == MAP_FAILED) return system_error(errno, "mmap of the shared memory");
-  return ShmBuffer(static_cast<std::byte*>(base), bytes);
-}
-
-ShmBuffer::ShmBuffer(ShmBuffer&& other) noexcept
-    : base_(std::exchange(other.base_, nullptr)), size_(other.size_) {}
-
-ShmBuffer::~ShmBuffer() {
-  if (base_ != nullptr) ::munmap(base_, size_);
-}
-
 namespace {
 
 constexpr std::size_t kPage = 4096;
@@ -54,17 +33,24 @@ std::size_t segment_size(int ranks) {
   return kHead + lines_size(ranks) + static_cast<std::size_t>(ranks) * kAreasPerRank * ShmSegment::kAreaSize;
 }
 
-}  // namespace
-
-Result<UniqueFd> ShmSegment::make(int ranks) {
+Result<UniqueFd> sealed_memory(std::size_t size, int seals) {
   UniqueFd fd(::memfd_create("ddp-train", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return system_error(errno, "memfd_create");
-  if (::ftruncate(fd.get(), static_cast<off_t>(segment_size(ranks))) != 0)
+  if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
     return system_error(errno, "ftruncate of the shared memory");
-  // A rank that shrank it would kill all others with SIGBUS.
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+  if (::fcntl(fd.get(), F_ADD_SEALS, seals | F_SEAL_SEAL) != 0)
     return system_error(errno, "seals of the shared memory");
   return fd;
+}
+
+}  // namespace
+
+Result<UniqueFd> make_shm_buffer() {
+  return sealed_memory(0, F_SEAL_SHRINK);
+}
+
+Result<UniqueFd> ShmSegment::make(int ranks) {
+  return sealed_memory(segment_size(ranks), F_SEAL_SHRINK | F_SEAL_GROW);
 }
 
 Result<ShmSegment> ShmSegment::map(int memory, int ranks) {
@@ -76,31 +62,24 @@ Result<ShmSegment> ShmSegment::map(int memory, int ranks) {
                                            " bytes, not " + std::to_string(size) +
                                            "; check that all ranks run the same version of train"};
   }
-  void* base = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-  if (base == MAP_FAILED) return system_error(errno, "mmap of the shared memory");
-  return ShmSegment(static_cast<std::byte*>(base), size, ranks);
-}
-
-ShmSegment::ShmSegment(ShmSegment&& other) noexcept
-    : base_(std::exchange(other.base_, nullptr)), size_(other.size_), ranks_(other.ranks_) {}
-
-ShmSegment::~ShmSegment() {
-  if (base_ != nullptr) ::munmap(base_, size_);
+  auto mapped = map_file(memory, size, PROT_READ | PROT_WRITE, MAP_SHARED);
+  if (!mapped) return system_error(errno, "mmap of the shared memory");
+  return ShmSegment(std::move(mapped), ranks);
 }
 
 // A new memfd is all zeros, which these atomics begin with.
 
 std::atomic<std::uint32_t>& ShmSegment::lost() const {
-  return *reinterpret_cast<std::atomic<std::uint32_t>*>(base_);
+  return *reinterpret_cast<std::atomic<std::uint32_t>*>(memory_.get());
 }
 
 ShmSegment::RankLine& ShmSegment::line(int rank) const {
-  return reinterpret_cast<RankLine*>(base_ + kHead)[rank];
+  return reinterpret_cast<RankLine*>(memory_.get() + kHead)[rank];
 }
 
 std::span<std::byte> ShmSegment::area(int rank, std::size_t number) const {
   const std::size_t index = static_cast<std::size_t>(rank) * kAreasPerRank + number;
-  return {base_ + kHead + lines_size(ranks_) + index * kAreaSize, kAreaSize};
+  return {memory_.get() + kHead + lines_size(ranks_) + index * kAreaSize, kAreaSize};
 }
 
 namespace {
@@ -146,7 +125,7 @@ Result<ShmGroup> ShmGroup::open(GroupConfig config, NodeLinks links) {
     if (rank == group.rank()) continue;
     epoll_event event{};  // a hang-up is always reported
     event.data.u32 = static_cast<std::uint32_t>(rank);
-    const int liveness = group.links_.liveness[static_cast<std::size_t>(rank)].get();
+    const int liveness = group.link(rank).liveness.get();
     if (::epoll_ctl(group.liveness_.get(), EPOLL_CTL_ADD, liveness, &event) != 0)
       return within(me, system_error(errno, "epoll_ctl"));
   }
@@ -172,7 +151,7 @@ std::string ShmGroup::me() const {
 void ShmGroup::wake(int rank) {
   const std::uint64_t one = 1;
   // The write fails only if the doorbell's counter is at its maximum.
-  (void)!::write(links_.doorbells[static_cast<std::size_t>(rank)].get(), &one, sizeof one);
+  (void)!::write(link(rank).doorbell.get(), &one, sizeof one);
 }
 
 void ShmGroup::abandon(int lost_rank) {
@@ -241,7 +220,7 @@ Result<> ShmGroup::detect_ended_ranks() {
   const int count = ::epoll_wait(liveness_.get(), events, 16, 0);
   for (int i = 0; i < count; ++i) {
     const std::size_t rank = events[i].data.u32;
-    ::epoll_ctl(liveness_.get(), EPOLL_CTL_DEL, links_.liveness[rank].get(), nullptr);
+    ::epoll_ctl(liveness_.get(), EPOLL_CTL_DEL, links_.ranks[rank].liveness.get(), nullptr);
     gone_[rank] = true;
   }
   for (int rank = 0; rank < size(); ++rank) {
@@ -255,7 +234,7 @@ Result<> ShmGroup::detect_ended_ranks() {
 
 Result<> ShmGroup::sleep_until(int rank) {
   auto& asleep = segment_.line(this->rank()).asleep;
-  const int doorbell = links_.doorbells[static_cast<std::size_t>(this->rank())].get();
+  const int doorbell = link(this->rank()).doorbell.get();
   const auto slice =
       std::max<std::chrono::milliseconds>(config_.step_timeout / 4, std::chrono::milliseconds(1));
   const auto& liveness = segment_.line(rank).liveness;
@@ -481,11 +460,6 @@ void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
   }
 }
 
-void ShmGroup::copy_own_part(const Round& round) {
-  const Round::RoundPiece& own = round.pieces[static_cast<std::size_t>(rank())];
-  copy_bytes(segment_.result(rank(), stage_).data(), round.values.data() + own.begin, own.size);
-}
-
 void ShmGroup::copy_results(const Round& round) {
   for (std::size_t part = 0; part < round.pieces.size(); ++part) {
     if (static_cast<int>(part) == rank()) continue;
@@ -516,7 +490,10 @@ Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int
       next.turn = turn;
       copy_others_parts(next);
     }
-    if (!reduce && owns) copy_own_part(round);
+    if (!reduce && owns) {
+      const Round::RoundPiece& own = round.pieces[static_cast<std::size_t>(rank())];
+      copy_bytes(segment_.result(rank(), turn).data(), values.data() + own.begin, own.size);
+    }
     if (!reduce || gather || !next.empty()) DDP_TRY(sync(values.size()));
     if (gather) {
       round.turn = turn;
@@ -542,30 +519,33 @@ constexpr std::size_t kInPlaceBlock = 8 * 1024;
 Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
   if (failed_) return *failed_;
   if (size() == 1 || bytes == 0 || !buffers_.empty()) return std::span<std::byte>();
-  const int own = links_.buffers[static_cast<std::size_t>(rank())].get();
+  const int own = link(rank()).buffer.get();
   const auto all_say = [this](std::uint64_t mine) -> Result<bool> {
     std::vector<std::uint64_t> said(static_cast<std::size_t>(size()));
     DDP_TRY(all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(said))));
     return said[0] != 0 && std::equal(said.begin() + 1, said.end(), said.begin());
   };
+  // All pages are populated, so that no sum waits for them.
+  const auto map = [bytes](int file) {
+    return map_file(file, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
+  };
   // This rank's pages exist before other ranks map them.
-  bool mapped = ::ftruncate(own, static_cast<off_t>(bytes)) == 0 && ShmBuffer::map(own, bytes);
+  bool mapped = ::ftruncate(own, static_cast<off_t>(bytes)) == 0 && map(own) != nullptr;
   const bool all_have = DDP_TRY(all_say(mapped ? bytes : 0));
   if (!all_have) return std::span<std::byte>();
-  for (const UniqueFd& memory : links_.buffers) {
-    auto buffer = ShmBuffer::map(memory.get(), bytes);
-    mapped = mapped && buffer;
-    if (mapped) buffers_.push_back(std::move(*buffer));
+  for (const NodeLink& link : links_.ranks) {
+    buffers_.push_back(map(link.buffer.get()));
+    mapped = mapped && buffers_.back() != nullptr;
   }
   const bool all_map = DDP_TRY(all_say(mapped ? bytes : 0));
-  if (all_map) return buffers_[static_cast<std::size_t>(rank())].span();
+  if (all_map) return span_of(buffers_[static_cast<std::size_t>(rank())]);
   buffers_.clear();
   return std::span<std::byte>();
 }
 
 std::optional<std::size_t> ShmGroup::shared_at(std::span<const std::byte> values) const {
   if (buffers_.empty() || values.size() <= kLeastInPlace) return std::nullopt;
-  const auto own = buffers_[static_cast<std::size_t>(rank())].span();
+  const auto own = span_of(buffers_[static_cast<std::size_t>(rank())]);
   if (values.data() < own.data() || values.data() + values.size() > own.data() + own.size())
     return std::nullopt;
   return static_cast<std::size_t>(values.data() - own.data());
@@ -585,7 +565,7 @@ Result<> ShmGroup::sum_in_place(std::span<std::byte> values, std::size_t at, con
   if (rank() < parts) {
     const PartBounds part = part_bounds(values.size() / sum.element, parts, rank());
     const std::size_t begin = at + part.begin * sum.element, end = begin + part.size * sum.element;
-    const auto of = [this](std::size_t other) { return buffers_[other].span().data(); };
+    const auto of = [this](std::size_t other) { return buffers_[other].get(); };
     alignas(64) std::byte block[kInPlaceBlock];
     for (std::size_t place = begin; place < end; place += kInPlaceBlock) {
       const std::size_t bytes = std::min(kInPlaceBlock, end - place);
@@ -609,7 +589,7 @@ Result<> ShmGroup::gather_in_place(std::span<std::byte> values, std::size_t at, 
     if (owner == rank()) continue;
     const PartBounds part = part_bounds(values.size() / element, parts, owner);
     copy_bytes(values.data() + part.begin * element,
-               buffers_[static_cast<std::size_t>(owner)].span().data() + at + part.begin * element,
+               buffers_[static_cast<std::size_t>(owner)].get() + at + part.begin * element,
                part.size * element);
   }
   return sync(tag);

@@ -15,42 +15,28 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/schedule/collective_machine.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {
 
-/// Descriptors that the ranks of one node hold of each other, by local rank.
+/// What the ranks of one node hold of one of them.
+struct NodeLink {
+  UniqueFd doorbell;  ///< eventfd that wakes the rank
+  UniqueFd liveness;  ///< a pipe's read end: it hangs up when the rank is gone; empty for this rank itself
+  UniqueFd buffer;    ///< memfd of make_shm_buffer()
+};
 struct NodeLinks {
-  UniqueFd memory;                  ///< memfd of a ShmSegment
-  std::vector<UniqueFd> doorbells;  ///< eventfds; each wakes its rank
-  std::vector<UniqueFd> liveness;   ///< pipes' read ends: each hangs up when its rank is gone; own one empty
-  UniqueFd own_liveness;            ///< write end of this rank's pipe; held, never written
-  std::vector<UniqueFd> buffers;    ///< memfds of ShmBuffer, one per rank
+  UniqueFd memory;              ///< memfd of a ShmSegment
+  std::vector<NodeLink> ranks;  ///< by local rank
+  UniqueFd own_liveness;        ///< write end of this rank's pipe; held, never written
 };
 
-/// Memory of one rank that the other ranks of its node also map, so that they read and write it without
-/// copies. A memfd backs it, empty until its owner gives it a size. The memfd has no name, so nothing is left
-/// behind.
-class ShmBuffer {
- public:
-  /// Returns a new memfd that can grow and never shrink: shrinking would end a process that maps it with
-  /// SIGBUS.
-  static Result<UniqueFd> make();
-  /// Maps `bytes` bytes, which must exist. All pages are populated, so that no sum waits for them.
-  static Result<ShmBuffer> map(int memory, std::size_t bytes);
-
-  ShmBuffer(ShmBuffer&& other) noexcept;
-  ShmBuffer& operator=(ShmBuffer&& other) = delete;
-  ~ShmBuffer();
-
-  std::span<std::byte> span() const { return {base_, size_}; }
-
- private:
-  ShmBuffer(std::byte* base, std::size_t size) : base_(base), size_(size) {}
-  std::byte* base_;
-  std::size_t size_;
-};
+/// Returns a new memfd for memory of one rank that the other ranks of its node also map, so that they read
+/// and write it without copies. It is empty until its owner gives it a size. It can grow and never shrink,
+/// since shrinking would end a process that maps it with SIGBUS. It has no name, so nothing is left behind.
+Result<UniqueFd> make_shm_buffer();
 
 /// Allows an empty span without address, which memcpy does not take.
 inline void copy_bytes(void* to, const void* from, std::size_t size) {
@@ -79,10 +65,6 @@ class ShmSegment {
   /// Maps the memfd; kProtocol if its size is not that of `ranks`.
   static Result<ShmSegment> map(int memory, int ranks);
 
-  ShmSegment(ShmSegment&& other) noexcept;
-  ShmSegment& operator=(ShmSegment&& other) = delete;
-  ~ShmSegment();
-
   RankLine& line(int rank) const;
   /// Returns the rank of the world whose loss ended the work, plus 1; 0: none.
   std::atomic<std::uint32_t>& lost() const;
@@ -90,11 +72,10 @@ class ShmSegment {
   std::span<std::byte> result(int rank, std::uint64_t turn) const { return area(rank, 2 + turn % 2); }
 
  private:
-  ShmSegment(std::byte* base, std::size_t size, int ranks) : base_(base), size_(size), ranks_(ranks) {}
+  ShmSegment(MappedBytes memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
   std::span<std::byte> area(int rank, std::size_t number) const;
 
-  std::byte* base_;
-  std::size_t size_;
+  MappedBytes memory_;
   int ranks_;
 };
 
@@ -148,6 +129,7 @@ class ShmGroup {
   void call_it(CollectiveKind kind) { kind_ = kind; }
 
  private:
+  const NodeLink& link(int rank) const { return links_.ranks[static_cast<std::size_t>(rank)]; }
   ShmGroup(GroupConfig config, NodeLinks links, ShmSegment segment);
 
   struct Round;
@@ -156,7 +138,6 @@ class ShmGroup {
   static Round round_at(std::span<std::byte> values, std::size_t element, int parts, std::size_t number);
   void copy_others_parts(const Round& round);
   void sum_own_part(const Round& round, const VectorSum& sum);
-  void copy_own_part(const Round& round);
   void copy_results(const Round& round);
 
   /// Returns the offset of `values` in the shared memory; nothing if they lie elsewhere.
@@ -182,8 +163,8 @@ class ShmGroup {
   GroupConfig config_;
   NodeLinks links_;
   ShmSegment segment_;
-  std::vector<ShmBuffer> buffers_;  ///< of all ranks; empty: none are shared
-  UniqueFd liveness_;               ///< epoll of links_.liveness
+  std::vector<MappedBytes> buffers_;  ///< of all ranks; empty: none are shared
+  UniqueFd liveness_;                 ///< epoll of all NodeLink::liveness
   std::vector<bool> gone_;
   bool spins_ = false;
   std::chrono::nanoseconds spin_time_;

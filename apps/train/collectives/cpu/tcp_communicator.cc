@@ -249,12 +249,7 @@ Result<> TcpCommunicator::progress() {
 
 CollectiveOrder TcpCommunicator::sum_order(NumberSpan values, CollectiveKind kind) const {
   const VectorSum sum = vector_sum(values);
-  CollectiveOrder order;
-  order.kind = kind;
-  order.data = values.bytes;
-  order.element = sum.element;
-  order.parts = world_size_;
-  order.add = sum.add;
+  CollectiveOrder order{kind, values.bytes, sum.element, world_size_, {}, sum.add};
   const bool ring = order.data.size() > ring_above_;
   order.schedule =
       ring ? ring_reduce_scatter(rank_, world_size_) : halving_reduce_scatter(rank_, world_size_);
@@ -279,61 +274,28 @@ Result<Communicator::Handle> TcpCommunicator::start_all_reduce(NumberSpan values
 }
 
 Result<> TcpCommunicator::broadcast(std::span<std::byte> data, int root) {
-  CollectiveOrder order;
-  order.kind = CollectiveKind::kBroadcast;
-  order.data = data;
-  if (data.size() <= kBroadcastPiece) {
-    order.schedule = tree_broadcast(rank_, world_size_, root);
-  } else {
-    order.parts = static_cast<int>((data.size() + kBroadcastPiece - 1) / kBroadcastPiece);
-    order.schedule = chain_broadcast(rank_, world_size_, root, order.parts);
-  }
-  return run(std::move(order));
+  const int parts = static_cast<int>((data.size() + kBroadcastPiece - 1) / kBroadcastPiece);
+  if (parts <= 1)
+    return run({CollectiveKind::kBroadcast, data, 1, 1, tree_broadcast(rank_, world_size_, root)});
+  return run({CollectiveKind::kBroadcast, data, 1, parts, chain_broadcast(rank_, world_size_, root, parts)});
 }
 
 Result<> TcpCommunicator::all_gather_parts(std::span<std::byte> parts) {
-  CollectiveOrder order;
-  order.kind = CollectiveKind::kAllGather;
-  order.data = parts;
-  order.parts = world_size_;
-  order.schedule = parts.size() > ring_above_ ? ring_all_gather(rank_, world_size_)
-                                              : doubling_all_gather(rank_, world_size_);
-  return run(std::move(order));
+  return run({CollectiveKind::kAllGather, parts, 1, world_size_,
+              parts.size() > ring_above_ ? ring_all_gather(rank_, world_size_)
+                                         : doubling_all_gather(rank_, world_size_)});
 }
 
 Result<> TcpCommunicator::gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) {
   const Schedule schedule = tree_gather(rank_, world_size_, root);
   return gather_pieces(mine, all, root, [&](std::span<std::byte> parts) {
-    CollectiveOrder order;
-    order.kind = CollectiveKind::kGather;
-    order.data = parts;
-    order.parts = world_size_;
-    order.schedule = schedule;
-    return run(std::move(order));
+    return run({CollectiveKind::kGather, parts, 1, world_size_, schedule});
   });
-}
-
-Result<std::vector<std::uint64_t>> TcpCommunicator::all_gather(std::span<const std::uint64_t> mine) {
-  const std::size_t width = mine.size() * sizeof(std::uint64_t);
-  std::vector<std::byte> wire(width * static_cast<std::size_t>(world_size_));
-  std::byte* at = wire.data() + width * static_cast<std::size_t>(rank_);
-  for (const std::uint64_t value : mine)
-    at = put_little_endian(at, value);
-  DDP_TRY(all_gather_parts(wire));
-  std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size_));
-  const std::byte* from = wire.data();
-  for (std::uint64_t& value : all)
-    from = take_little_endian(from, value);
-  return all;
 }
 
 Result<> TcpCommunicator::barrier() {
   // A barrier is an all-gather of nothing: no rank has all parts before all have sent theirs.
-  CollectiveOrder order;
-  order.kind = CollectiveKind::kBarrier;
-  order.parts = world_size_;
-  order.schedule = doubling_all_gather(rank_, world_size_);
-  return run(std::move(order));
+  return run({CollectiveKind::kBarrier, {}, 1, world_size_, doubling_all_gather(rank_, world_size_)});
 }
 
 }  // namespace ddp::train

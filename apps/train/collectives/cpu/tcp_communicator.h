@@ -41,7 +41,6 @@ class TcpCommunicator final : public Communicator {
   int world_size() const override { return world_size_; }
   Result<> all_reduce_sum(NumberSpan values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
-  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
   Result<> reduce_scatter_sum(NumberSpan values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;

@@ -1,7 +1,5 @@
 #include "apps/train/collectives/nccl/nccl_library.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
@@ -17,22 +15,8 @@ namespace {
 constexpr const char* kUsualName = "libnccl.so.2";
 constexpr const char* kVariable = "DDPLAUNCH_NCCL_LIBRARY";
 
-template <class Function>
-bool find(void* handle, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(handle, name));
-  return function != nullptr;
-}
-
 Error refused(const std::string& text) {
   return Error{ErrorCode::kUsage, "--comm nccl: " + text};
-}
-
-/// Returns the path of the file that the library was loaded from.
-std::string path_of(void* handle, const std::string& otherwise) {
-  Dl_info info{};
-  void* function = ::dlsym(handle, "ncclGetVersion");
-  return function != nullptr && ::dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname
-                                                                                            : otherwise;
 }
 
 const char* result_name(ncclResult_t result) {
@@ -67,22 +51,15 @@ std::vector<std::string> nccl_files(const std::function<const char*(const char*)
 Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& file) {
   std::vector<std::string> names{file.empty() ? kUsualName : file};
   if (file.empty()) std::ranges::copy(nccl_files(::getenv), std::back_inserter(names));
-  std::string errors;
-  for (const std::string& name : names) {
-    void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) {
-      const char* why = ::dlerror();
-      errors += (errors.empty() ? "" : "; ") + one_line(why != nullptr ? why : "no reason was given");
-      continue;
-    }
-    auto library = std::make_shared<NcclLibrary>();
-    library->path_ = path_of(handle, name);
-    const auto resolved = library->resolve(handle);
-    if (resolved) return std::shared_ptr<const NcclLibrary>(std::move(library));
-    // A library of another place may be newer.
-    if (names.size() == 1) return refused(resolved.error().text);
-    errors += (errors.empty() ? "" : "; ") + resolved.error().text;
-  }
+  auto library = std::make_shared<NcclLibrary>();
+  const auto loaded =
+      load_library(names, "ncclGetVersion", [&](LibraryFunctions from, const std::string& path) {
+        library->path_ = path;
+        return library->resolve(from);
+      });
+  if (loaded) return std::shared_ptr<const NcclLibrary>(std::move(library));
+  const std::string& errors = loaded.error().text;
+  if (names.size() == 1 && loaded.error().code == ErrorCode::kUsage) return refused(errors);
   if (!file.empty())
     return refused(std::string(kVariable) + " names a library that cannot be loaded: " + errors);
   return refused("NCCL cannot be loaded: " + errors +
@@ -98,40 +75,40 @@ Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open() {
   return library;
 }
 
-Result<> NcclLibrary::resolve(void* handle) {
+Result<> NcclLibrary::resolve(LibraryFunctions from) {
   NcclFunctions& own = functions_;
   // The version comes first: an old library lacks functions because of its age.
-  if (!find(handle, "ncclGetVersion", own.get_version) || own.get_version(&version_) != ncclSuccess)
+  if (!from.find("ncclGetVersion", own.get_version) || own.get_version(&version_) != ncclSuccess)
     return Error{ErrorCode::kUsage, path_ + " is not NCCL: ncclGetVersion is missing or fails"};
   if (version_ < kOldest) {
     return Error{ErrorCode::kUsage, path_ + " is NCCL " + nccl_version_text(version_) + "; " +
                                         nccl_version_text(kOldest) + " or newer is needed"};
   }
-  const char* missing = nullptr;
-  const auto need = [&](const char* name, auto& function) {
-    if (!find(handle, name, function) && missing == nullptr) missing = name;
-  };
-  need("ncclGetUniqueId", own.get_unique_id);
-  need("ncclGetErrorString", own.get_error_string);
-  need("ncclGetLastError", own.get_last_error);
-  need("ncclCommInitRankConfig", own.init_rank);
-  need("ncclCommGetAsyncError", own.get_async_error);
-  need("ncclCommDestroy", own.destroy);
-  need("ncclCommAbort", own.abort);
-  need("ncclAllReduce", own.all_reduce);
-  need("ncclBroadcast", own.broadcast);
-  need("ncclReduceScatter", own.reduce_scatter);
-  need("ncclAllGather", own.all_gather);
-  if (missing != nullptr)
-    return Error{ErrorCode::kUsage, name() + " lacks " + missing + "; check that the file is complete"};
-  (void)find(handle, "ncclCommSplit", own.split);
-  (void)find(handle, "ncclMemAlloc", own.allocate);
-  (void)find(handle, "ncclMemFree", own.release);
-  (void)find(handle, "ncclCommRegister", own.register_memory);
-  (void)find(handle, "ncclCommDeregister", own.deregister_memory);
-  (void)find(handle, "ncclCommWindowRegister", own.register_window);
-  (void)find(handle, "ncclCommWindowDeregister", own.deregister_window);
-  (void)find(handle, "ncclCommInitRankScalable", own.init_rank_scalable);
+  from.need("ncclGetUniqueId", own.get_unique_id);
+  from.need("ncclGetErrorString", own.get_error_string);
+  from.need("ncclGetLastError", own.get_last_error);
+  from.need("ncclCommInitRankConfig", own.init_rank);
+  from.need("ncclCommGetAsyncError", own.get_async_error);
+  from.need("ncclCommDestroy", own.destroy);
+  from.need("ncclCommAbort", own.abort);
+  from.need("ncclAllReduce", own.all_reduce);
+  from.need("ncclBroadcast", own.broadcast);
+  from.need("ncclReduceScatter", own.reduce_scatter);
+  from.need("ncclAllGather", own.all_gather);
+  from.need("ncclSend", own.send);
+  from.need("ncclRecv", own.recv);
+  from.need("ncclGroupStart", own.group_start);
+  from.need("ncclGroupEnd", own.group_end);
+  if (from.missing != nullptr)
+    return Error{ErrorCode::kUsage, name() + " lacks " + from.missing + "; check that the file is complete"};
+  from.find("ncclCommSplit", own.split);
+  from.find("ncclMemAlloc", own.allocate);
+  from.find("ncclMemFree", own.release);
+  from.find("ncclCommRegister", own.register_memory);
+  from.find("ncclCommDeregister", own.deregister_memory);
+  from.find("ncclCommWindowRegister", own.register_window);
+  from.find("ncclCommWindowDeregister", own.deregister_window);
+  from.find("ncclCommInitRankScalable", own.init_rank_scalable);
   return {};
 }
 

@@ -8,31 +8,31 @@
 #include <string>
 #include <vector>
 
+#include "apps/train/gpu/cuda_runtime.h"
 #include "base/result.h"
 
 namespace ddp::train {
 
-/// NCCL's functions as `train` calls them. They are declared here and not taken from nccl.h, so that a build
-/// with an old header knows the newer ones. The functions of the second half are null if the library is too
-/// old for them.
+/// NCCL's functions as `train` calls them. Those of the second half are declared here and not taken from
+/// nccl.h, so that a build with an old header knows the newer ones. They are null if the library is too old
+/// for them.
 struct NcclFunctions {
-  ncclResult_t (*get_version)(int* version) = nullptr;
-  ncclResult_t (*get_unique_id)(ncclUniqueId* id) = nullptr;
-  const char* (*get_error_string)(ncclResult_t result) = nullptr;
-  const char* (*get_last_error)(ncclComm_t comm) = nullptr;
-  ncclResult_t (*init_rank)(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
-                            ncclConfig_t* config) = nullptr;
-  ncclResult_t (*get_async_error)(ncclComm_t comm, ncclResult_t* error) = nullptr;
-  ncclResult_t (*destroy)(ncclComm_t comm) = nullptr;
-  ncclResult_t (*abort)(ncclComm_t comm) = nullptr;
-  ncclResult_t (*all_reduce)(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                             ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*broadcast)(const void* send, void* receive, std::size_t count, ncclDataType_t type, int root,
-                            ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*reduce_scatter)(const void* send, void* receive, std::size_t each, ncclDataType_t type,
-                                 ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*all_gather)(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                             ncclComm_t comm, cudaStream_t stream) = nullptr;
+  decltype(&::ncclGetVersion) get_version = nullptr;
+  decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&::ncclGetErrorString) get_error_string = nullptr;
+  decltype(&::ncclGetLastError) get_last_error = nullptr;
+  decltype(&::ncclCommInitRankConfig) init_rank = nullptr;
+  decltype(&::ncclCommGetAsyncError) get_async_error = nullptr;
+  decltype(&::ncclCommDestroy) destroy = nullptr;
+  decltype(&::ncclCommAbort) abort = nullptr;
+  decltype(&::ncclAllReduce) all_reduce = nullptr;
+  decltype(&::ncclBroadcast) broadcast = nullptr;
+  decltype(&::ncclReduceScatter) reduce_scatter = nullptr;
+  decltype(&::ncclAllGather) all_gather = nullptr;
+  decltype(&::ncclSend) send = nullptr;
+  decltype(&::ncclRecv) recv = nullptr;
+  decltype(&::ncclGroupStart) group_start = nullptr;
+  decltype(&::ncclGroupEnd) group_end = nullptr;
 
   /// Since NCCL 2.18.
   ncclResult_t (*split)(ncclComm_t comm, int color, int key, ncclComm_t* part,
@@ -73,7 +73,7 @@ class NcclLibrary {
   std::string text_of(ncclResult_t result, ncclComm_t comm) const;
 
  private:
-  Result<> resolve(void* handle);
+  Result<> resolve(LibraryFunctions from);
 
   NcclFunctions functions_;
   int version_ = 0;

@@ -228,18 +228,18 @@ NcclLog read_nccl_log(std::string_view text) {
   return std::move(reader).finish();
 }
 
+std::vector<std::string> links_of(const NcclLog& log) {
+  std::vector<std::string> links = log.transports;
+  std::erase(links, "NET");
+  if (uses_network(log) && !log.network.empty())
+    links.push_back(log.network + (log.devices.empty() ? "" : " ") + join(log.devices, "+"));
+  return links;
+}
+
 std::string nccl_line(const NcclLog& log) {
   std::string line = "NCCL" + (log.version.empty() ? "" : " " + log.version);
-  std::string transport_text;
-  for (const std::string& transport : log.transports) {
-    if (transport != "NET") transport_text += (transport_text.empty() ? "" : ", ") + transport;
-  }
-  if (uses_network(log) && !log.network.empty()) {
-    transport_text += (transport_text.empty() ? "" : ", ") + log.network;
-    for (const std::string& device : log.devices)
-      transport_text += (&device == &log.devices.front() ? " " : "+") + device;
-  }
-  if (!transport_text.empty()) line += " over " + transport_text;
+  const std::string links = join(links_of(log), ", ");
+  if (!links.empty()) line += " over " + links;
   if (log.channels > 0) line += ", " + counted(log.channels, "channel");
   if (log.seconds < 0) return line;
   std::string phases;

@@ -10,9 +10,10 @@
 #include <cstdlib>
 #include <set>
 
-#include "apps/train/collectives/nccl/nccl_link.h"
+#include "apps/train/collectives/nccl/nccl_comms.h"
 #include "apps/train/collectives/nccl/nccl_settings.h"
 #include "apps/train/gpu/cuda_runtime.h"
+#include "base/files.h"
 #include "base/unique_fd.h"
 #endif
 
@@ -30,62 +31,38 @@ ncclDataType_t nccl_type(NumberType type) {
       return ncclFloat64;
     case NumberType::kBfloat16:
       return ncclBfloat16;
+    case NumberType::kFloat16:
+      return ncclFloat16;
   }
   return ncclFloat32;
 }
 
 }  // namespace
 
-template <class Enqueue>
-Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byte> host, BufferRange up,
-                                  BufferRange down, const Enqueue& enqueue) {
-  if (host.empty()) return {};
-  std::byte* const device = DDP_TRY(link_->staging(host.size()));
-  void* const stream = link_->device().stream();
-  if (up.size != 0) {
-    DDP_TRY(link_->checked(link_->device().to_device(device + up.offset, host.data() + up.offset, up.size),
-                           operation));
-  }
-  DDP_TRY(link_->call(comm_, operation, [&](const NcclFunctions& nccl) {
-    return enqueue(nccl, device, static_cast<cudaStream_t>(stream));
-  }));
-  const auto is_idle = [&] { return link_->device().is_idle(stream); };
-  DDP_TRY(link_->wait(comm_, operation, is_idle));
-  if (down.size == 0) return {};
-  return link_->checked(link_->device().to_host(host.data() + down.offset, device + down.offset, down.size),
-                        operation);
-}
-
 Result<> NcclCommunicator::all_reduce_sum(NumberSpan values) {
   const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
     return nccl.all_reduce(device, device, values.size(), nccl_type(values.type), ncclSum, comm_, stream);
   };
-  const BufferRange all{0, values.bytes.size()};
-  return staged("all-reduce", values.bytes, all, all, enqueue);
+  const NcclComms::BufferRange all{0, values.bytes.size()};
+  return comms_->staged(comm_, "all-reduce", values.bytes, all, all, enqueue);
 }
 
 Result<> NcclCommunicator::broadcast(std::span<std::byte> data, int root) {
-  const BufferRange all{0, data.size()}, none;
+  const NcclComms::BufferRange all{0, data.size()}, none;
   const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
     return nccl.broadcast(device, device, data.size(), ncclUint8, root, comm_, stream);
   };
-  return staged("broadcast", data, rank_ == root ? all : none, rank_ == root ? none : all, enqueue);
-}
-
-Result<std::vector<std::uint64_t>> NcclCommunicator::all_gather(std::span<const std::uint64_t> mine) {
-  std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size_));
-  std::ranges::copy(mine, all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * rank_);
-  DDP_TRY(all_gather_parts(std::as_writable_bytes(std::span(all))));
-  return all;
+  return comms_->staged(comm_, "broadcast", data, rank_ == root ? all : none, rank_ == root ? none : all,
+                        enqueue);
 }
 
 Result<> NcclCommunicator::all_gather_parts(std::span<std::byte> parts) {
   const std::size_t size = parts.size() / static_cast<std::size_t>(world_size_);
-  const BufferRange own{size * static_cast<std::size_t>(rank_), size};
+  const NcclComms::BufferRange own{size * static_cast<std::size_t>(rank_), size};
   const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
     return nccl.all_gather(device + own.offset, device, size, ncclUint8, comm_, stream);
   };
-  return staged("all-gather", parts, own, {0, parts.size()}, enqueue);
+  return comms_->staged(comm_, "all-gather", parts, own, {0, parts.size()}, enqueue);
 }
 
 Result<> NcclCommunicator::barrier() {
@@ -93,26 +70,50 @@ Result<> NcclCommunicator::barrier() {
   const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
     return nccl.all_reduce(device, device, 1, ncclFloat32, ncclSum, comm_, stream);
   };
-  return staged("barrier", one, {0, sizeof one}, {}, enqueue);
+  return comms_->staged(comm_, "barrier", one, {0, sizeof one}, {}, enqueue);
 }
 
 Result<> NcclCommunicator::enqueue_on_device(const DeviceOperation& operation, void* stream_of_caller) {
-  void* const data = operation.data;
+  auto* const data = static_cast<std::byte*>(operation.data);
+  const auto* const sent = operation.sent != nullptr ? static_cast<const std::byte*>(operation.sent) : data;
   const std::size_t count = operation.count, part = count / static_cast<std::size_t>(world_size_);
-  auto* const own =
-      static_cast<std::byte*>(data) + static_cast<std::size_t>(rank_) * part * size_of(operation.type);
+  const std::size_t part_bytes = part * size_of(operation.type);
+  const std::size_t own = static_cast<std::size_t>(rank_) * part_bytes;
   const ncclDataType_t type = nccl_type(operation.type);
   auto* const stream = static_cast<cudaStream_t>(stream_of_caller);
-  return link_->call(comm_, kind_text(operation.kind), [&](const NcclFunctions& nccl) {
+  const auto exchange = [&](const NcclFunctions& nccl, int to, std::size_t to_at, int from,
+                            std::size_t from_at, std::size_t numbers) {
+    const auto sending = nccl.send(sent + to_at, numbers, type, to, comm_, stream);
+    if (sending != ncclSuccess && sending != ncclInProgress) return sending;
+    return nccl.recv(data + from_at, numbers, type, from, comm_, stream);
+  };
+  const auto exchange_all = [&](const NcclFunctions& nccl) {
+    if (operation.kind == CollectiveKind::kSendReceive)
+      return exchange(nccl, operation.to, 0, operation.from, 0, count);
+    ncclResult_t result = ncclSuccess;
+    for (int rank = 0; rank < world_size_ && (result == ncclSuccess || result == ncclInProgress); ++rank) {
+      const std::size_t at = static_cast<std::size_t>(rank) * part_bytes;
+      result = exchange(nccl, rank, at, rank, at, part);
+    }
+    return result;
+  };
+  return comms_->call(comm_, kind_text(operation.kind), [&](const NcclFunctions& nccl) {
     switch (operation.kind) {
       case CollectiveKind::kAllReduce:
-        return nccl.all_reduce(data, data, count, type, ncclSum, comm_, stream);
+        return nccl.all_reduce(sent, data, count, type, ncclSum, comm_, stream);
       case CollectiveKind::kBroadcast:
-        return nccl.broadcast(data, data, count, type, operation.root, comm_, stream);
+        return nccl.broadcast(sent, data, count, type, operation.root, comm_, stream);
       case CollectiveKind::kReduceScatter:
-        return nccl.reduce_scatter(data, own, part, type, ncclSum, comm_, stream);
+        return nccl.reduce_scatter(sent, data + own, part, type, ncclSum, comm_, stream);
       case CollectiveKind::kAllGather:
-        return nccl.all_gather(own, data, part, type, comm_, stream);
+        return nccl.all_gather(sent + own, data, part, type, comm_, stream);
+      case CollectiveKind::kAllToAll:
+      case CollectiveKind::kSendReceive: {
+        // The messages of a group begin together. A group must end also after an error.
+        if (const auto begun = nccl.group_start(); begun != ncclSuccess) return begun;
+        const ncclResult_t called = exchange_all(nccl), ended = nccl.group_end();
+        return called == ncclSuccess || called == ncclInProgress ? ended : called;
+      }
       default:
         return ncclInvalidArgument;
     }
@@ -120,62 +121,70 @@ Result<> NcclCommunicator::enqueue_on_device(const DeviceOperation& operation, v
 }
 
 Result<> NcclCommunicator::wait_for_device(const IsDeviceDone& done, std::string_view operation) {
-  return link_->wait(comm_, operation, done);
+  return comms_->wait(comm_, operation, done);
 }
 
 void NcclCommunicator::on_end(GraphOwner owner) {
-  link_->on_end(std::move(owner));
+  comms_->on_end(std::move(owner));
 }
 
 DeviceMemory NcclCommunicator::share_device_memory(std::size_t bytes) {
-  return link_->share_memory(comm_, bytes);
-}
-
-NcclBetween::NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane,
-                         std::shared_ptr<Communicator> inside)
-    : node_(node), nodes_(nodes), lane_(std::move(lane)), inside_(std::move(inside)) {}
-
-Result<> NcclBetween::hand_on(std::span<std::byte> data) {
-  return inside_ ? inside_->broadcast(data, 0) : Result<>();
-}
-
-Result<> NcclBetween::all_reduce_sum(NumberSpan values) {
-  if (lane_) DDP_TRY(lane_->all_reduce_sum(values));
-  return hand_on(values.bytes);
-}
-
-Result<> NcclBetween::broadcast(std::span<std::byte> data, int root) {
-  if (lane_) DDP_TRY(lane_->broadcast(data, root));
-  return hand_on(data);
-}
-
-Result<std::vector<std::uint64_t>> NcclBetween::all_gather(std::span<const std::uint64_t> mine) {
-  std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(nodes_));
-  if (lane_) all = DDP_TRY(lane_->all_gather(mine));
-  DDP_TRY(hand_on(std::as_writable_bytes(std::span(all))));
-  return all;
-}
-
-Result<> NcclBetween::barrier() {
-  // Inside first: a node has arrived when all its ranks have.
-  if (inside_) DDP_TRY(inside_->barrier());
-  if (lane_) DDP_TRY(lane_->barrier());
-  return inside_ ? inside_->barrier() : Result<>();
+  return comms_->share_memory(comm_, bytes);
 }
 
 namespace {
+
+/// A communicator with nodes as ranks. The first rank of each node has a lane to the others and passes
+/// results on inside the node. So the ranks of a node have the same bits, whatever NCCL chooses.
+class NcclBetween final : public Communicator {
+ public:
+  /// `lane` is null on all but the first rank of a node; `inside` is null if a node has one rank.
+  NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane, std::shared_ptr<Communicator> inside)
+      : node_(node), nodes_(nodes), lane_(std::move(lane)), inside_(std::move(inside)) {}
+
+  int rank() const override { return node_; }
+  int world_size() const override { return nodes_; }
+  Result<> all_reduce_sum(NumberSpan values) override {
+    if (lane_) DDP_TRY(lane_->all_reduce_sum(values));
+    return hand_on(values.bytes);
+  }
+
+  Result<> broadcast(std::span<std::byte> data, int root) override {
+    if (lane_) DDP_TRY(lane_->broadcast(data, root));
+    return hand_on(data);
+  }
+
+  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
+    std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(nodes_));
+    if (lane_) all = DDP_TRY(lane_->all_gather(mine));
+    DDP_TRY(hand_on(std::as_writable_bytes(std::span(all))));
+    return all;
+  }
+
+  Result<> barrier() override {
+    // Inside first: a node has arrived when all its ranks have.
+    if (inside_) DDP_TRY(inside_->barrier());
+    if (lane_) DDP_TRY(lane_->barrier());
+    return inside_ ? inside_->barrier() : Result<>();
+  }
+
+ private:
+  Result<> hand_on(std::span<std::byte> data) { return inside_ ? inside_->broadcast(data, 0) : Result<>(); }
+
+  int node_;
+  int nodes_;
+  std::shared_ptr<Communicator> lane_;
+  std::shared_ptr<Communicator> inside_;
+};
 
 const char* variable(const char* name) {
   return std::getenv(name);
 }
 
 /// Memory file in which NCCL writes how it connects; it has no name. NCCL keeps it open, so it stays.
-struct NcclLogCapture {
-  UniqueFd file;
-};
-NcclLogCapture& capture() {
-  static NcclLogCapture capture;
-  return capture;
+UniqueFd& capture() {
+  static UniqueFd file;
+  return file;
 }
 
 /// Sets NCCL's variables once, before NCCL reads them at its first use.
@@ -194,20 +203,10 @@ void set_variables(const NcclWorldConfig& config) {
   if (file) {
     const auto captured = capture_variables("/proc/self/fd/" + std::to_string(file.get()), variable);
     variables.insert(variables.end(), captured.begin(), captured.end());
-    if (!captured.empty()) capture().file = std::move(file);
+    if (!captured.empty()) capture() = std::move(file);
   }
   for (const NcclVariable& one : variables)
     ::setenv(one.name.c_str(), one.value.c_str(), one.always ? 1 : 0);
-}
-
-std::string captured_text() {
-  std::string text;
-  char piece[4096];
-  const int file = capture().file.get();
-  for (ssize_t count;
-       file >= 0 && (count = ::pread(file, piece, sizeof piece, static_cast<off_t>(text.size()))) > 0;)
-    text.append(piece, static_cast<std::size_t>(count));
-  return text;
 }
 
 Result<int> nccl_gpu(int local_rank, bool shared) {
@@ -241,25 +240,34 @@ NodePosition node_position(const std::vector<std::uint64_t>& node_of, int rank) 
   return position;
 }
 
+/// Sets what NCCL's log says about the links.
+void describe_links(const NcclLibrary& library, NcclWorld& world) {
+  NcclLog log = read_nccl_log(read_whole(capture().get()));
+  if (log.version.empty()) log.version = nccl_version_text(library.version());
+  log.version += " (" + library.path() + ")";
+  world.line = nccl_line(log);
+  if (!sockets_are_wanted(variable)) world.warning = sockets_warning(log, active_infiniband());
+}
+
 /// Makes communicators of this node's ranks, and of the first ranks of all nodes.
-Result<> join_nodes(const std::shared_ptr<NcclLink>& link, ncclComm_t whole, const NcclWorldConfig& config,
+Result<> join_nodes(const std::shared_ptr<NcclComms>& comms, ncclComm_t whole, const NcclWorldConfig& config,
                     NcclWorld& world) {
   const std::uint64_t mine[] = {static_cast<std::uint64_t>(config.node)};
   const auto nodes = DDP_TRY(world.communicator->all_gather(mine));
   const NodePosition position = node_position(nodes, config.rank);
-  const auto inside = DDP_TRY(link->split(whole, position.number, config.rank));
-  const auto lane = DDP_TRY(link->split(whole, position.local == 0 ? 0 : -1, config.rank));
+  const auto inside = DDP_TRY(comms->split(whole, position.number, config.rank));
+  const auto lane = DDP_TRY(comms->split(whole, position.local == 0 ? 0 : -1, config.rank));
   world.node_count = position.nodes;
   std::shared_ptr<Communicator> below;
   if (position.size > 1) {
-    below = std::make_shared<NcclCommunicator>(link, inside, position.local, position.size);
-    world.node = std::make_unique<NcclCommunicator>(link, inside, position.local, position.size);
+    below = std::make_shared<NcclCommunicator>(comms, inside, position.local, position.size);
+    world.node = std::make_unique<NcclCommunicator>(comms, inside, position.local, position.size);
   } else {
     world.node = std::make_unique<SingleCommunicator>();
   }
   std::shared_ptr<Communicator> over;
   if (position.nodes > 1 && lane != nullptr)
-    over = std::make_shared<NcclCommunicator>(link, lane, position.number, position.nodes);
+    over = std::make_shared<NcclCommunicator>(comms, lane, position.number, position.nodes);
   if (position.nodes > 1) {
     world.between = std::make_unique<NcclBetween>(position.number, position.nodes, over, below);
   } else {
@@ -277,6 +285,20 @@ Result<std::string> load_nccl(const NcclWorldConfig& config) {
   return library ? Result<std::string>((*library)->name()) : library.error();
 }
 
+std::vector<std::string> nccl_links() {
+  const NcclLog log = read_nccl_log(read_whole(capture().get()));
+  const auto library = NcclLibrary::open();
+  std::vector<std::string> links = links_of(log);
+  links.insert(links.begin(), "NCCL " + (library ? nccl_version_text((*library)->version()) : log.version));
+  return links;
+}
+
+void report_nccl_warnings() {
+  std::set<std::string> seen;
+  for (const std::string& text : read_nccl_log(read_whole(capture().get())).warnings)
+    if (seen.insert(text).second) std::fprintf(stderr, "train: NCCL warns: %s\n", text.c_str());
+}
+
 Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool share_gpu) {
   const auto gpu = DDP_TRY(nccl_gpu(local_rank, share_gpu));
   const auto gpus = DDP_TRY(count_gpus());
@@ -292,9 +314,12 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory) {
   DDP_TRY(load_nccl(config));
   const auto gpu = DDP_TRY(nccl_gpu(config.local_rank, config.share_gpu));
-  auto device = DDP_TRY(within("rank " + std::to_string(config.rank), open_cuda_device(gpu)));
-  auto world = connect_nccl_over(*NcclLibrary::open(), std::move(device), config, directory);
+  const auto library = DDP_TRY(NcclLibrary::open());
+  auto world = connect_nccl_over(library, gpu, config, directory);
   if (!world) return world;
+  // From 2.22 on, NCCL connects in the first operation, and its log says nothing about links before.
+  DDP_TRY(world->communicator->barrier());
+  describe_links(*library, *world);
   if (config.rank == 0) std::printf("%s%s\n", config.remark.c_str(), world->line.c_str());
   // Each node has its own network.
   if (config.local_rank == 0 && !world->warning.empty()) {
@@ -303,27 +328,21 @@ Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& dir
   return world;
 }
 
-Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
-                                    std::shared_ptr<NcclDevice> device, const NcclWorldConfig& config,
-                                    PeerDirectory& directory) {
-  NcclLinkConfig limits{config};
+Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library, int gpu,
+                                    const NcclWorldConfig& config, PeerDirectory& directory) {
+  NcclCommsConfig limits{config};
   // A rank that waits longer for a step waits as long for ranks that start late.
   limits.start_timeout = std::max(config.start_timeout, config.step_timeout);
   limits.start_advice = config.advice;
   // An abort leaks windows, so no later attempt shall make new ones. Ranks on one GPU gain nothing by them.
   limits.windows = !config.rejoins && !config.share_gpu;
-  const int version = library->version();
-  const std::string path = library->path();
-  const auto link = std::make_shared<NcclLink>(std::move(library), std::move(device), limits);
-  const auto comm = DDP_TRY(link->open(directory, "world", config.rank, config.world_size));
+  const auto comms = DDP_TRY(
+      within("rank " + std::to_string(config.rank), NcclComms::make(library, gpu, std::move(limits))));
+  const auto comm = DDP_TRY(comms->open(directory, "world", config.rank, config.world_size));
   NcclWorld world;
-  world.communicator = std::make_unique<NcclCommunicator>(link, comm, config.rank, config.world_size);
-  NcclLog log = read_nccl_log(captured_text());
-  if (log.version.empty()) log.version = nccl_version_text(version);
-  log.version += " (" + path + ")";
-  world.line = nccl_line(log);
-  if (!sockets_are_wanted(variable)) world.warning = sockets_warning(log, active_infiniband());
-  if (config.with_nodes) DDP_TRY(join_nodes(link, comm, config, world));
+  world.communicator = std::make_unique<NcclCommunicator>(comms, comm, config.rank, config.world_size);
+  describe_links(*library, world);
+  if (config.with_nodes) DDP_TRY(join_nodes(comms, comm, config, world));
   return world;
 }
 
@@ -343,6 +362,12 @@ Result<NcclGpuMemory> nccl_gpu_memory(int, int, bool) {
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory&) {
   return load_nccl(config).error();
 }
+
+std::vector<std::string> nccl_links() {
+  return {"no NCCL"};
+}
+
+void report_nccl_warnings() {}
 
 bool nccl_is_stuck() {
   return false;

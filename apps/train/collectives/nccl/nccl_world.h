@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "apps/train/collectives/communicator.h"
 #include "base/result.h"
@@ -15,7 +16,6 @@ struct ncclComm;
 
 namespace ddp::train {
 
-class NcclDevice;
 class NcclLibrary;
 
 /// A start may take as long as a step if start_timeout is shorter.
@@ -53,16 +53,23 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
 
 /// Connects all ranks over their GPUs. Rank 0 prints NcclWorld::line, a node's first rank its warning.
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory);
-/// Does the same with a given library and device; tests call this.
-Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
-                                    std::shared_ptr<NcclDevice> device, const NcclWorldConfig& config,
-                                    PeerDirectory& directory);
+/// Does the same with a given library and GPU; tests call this.
+Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library, int gpu,
+                                    const NcclWorldConfig& config, PeerDirectory& directory);
+
+/// Returns the library and how this rank's NCCL has connected so far: "NCCL 2.28.9", "P2P", "IB mlx5_0:1/IB".
+/// From NCCL 2.22 on, connections are made by the first operation.
+std::vector<std::string> nccl_links();
+
+/// Prints the WARN lines of NCCL's log to stderr. Call it at the end: NCCL explains there what its error
+/// codes do not say, also of a start that succeeded.
+void report_nccl_warnings();
 
 /// Returns true if an NCCL call did not return in time and its thread was abandoned. A normal end of the
 /// program may then hang forever: the program should flush its output and call _exit.
 bool nccl_is_stuck();
 
-class NcclLink;
+class NcclComms;
 
 /// Ranks over NCCL. Host values go through a buffer and a stream of the device, at the cost of two copies.
 /// Values in device memory stay there.
@@ -71,14 +78,13 @@ class NcclLink;
 /// all-reduce, since NCCL's own may add in another order.
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size)
-      : link_(std::move(link)), comm_(comm), rank_(rank), world_size_(world_size) {}
+  NcclCommunicator(std::shared_ptr<NcclComms> comms, ncclComm* comm, int rank, int world_size)
+      : comms_(std::move(comms)), comm_(comm), rank_(rank), world_size_(world_size) {}
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   Result<> all_reduce_sum(NumberSpan values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
-  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
 
@@ -89,42 +95,10 @@ class NcclCommunicator final : public Communicator {
   DeviceMemory share_device_memory(std::size_t bytes) override;
 
  private:
-  /// Bytes of the host's buffer that go to the device before, or come back after.
-  struct BufferRange {
-    std::size_t offset = 0;
-    std::size_t size = 0;
-  };
-  template <class Enqueue>
-  Result<> staged(std::string_view operation, std::span<std::byte> host, BufferRange up, BufferRange down,
-                  const Enqueue& enqueue);
-
-  std::shared_ptr<NcclLink> link_;
+  std::shared_ptr<NcclComms> comms_;
   ncclComm* comm_;
   int rank_;
   int world_size_;
-};
-
-/// A communicator with nodes as ranks. The first rank of each node has a lane to the others and passes
-/// results on inside the node. So the ranks of a node have the same bits, whatever NCCL chooses.
-class NcclBetween final : public Communicator {
- public:
-  /// `lane` is null on all but the first rank of a node; `inside` is null if a node has one rank.
-  NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane, std::shared_ptr<Communicator> inside);
-
-  int rank() const override { return node_; }
-  int world_size() const override { return nodes_; }
-  Result<> all_reduce_sum(NumberSpan values) override;
-  Result<> broadcast(std::span<std::byte> data, int root) override;
-  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
-  Result<> barrier() override;
-
- private:
-  Result<> hand_on(std::span<std::byte> data);
-
-  int node_;
-  int nodes_;
-  std::shared_ptr<Communicator> lane_;
-  std::shared_ptr<Communicator> inside_;
 };
 
 }  // namespace ddp::train

@@ -1,6 +1,8 @@
 #include "apps/train/collectives/schedule/collective_machine.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -12,6 +14,16 @@ namespace {
 
 int wrap(int number, int world) {
   return (number % world + world) % world;
+}
+
+/// Each step passes on the part of the one before. A sum begins with the neighbor's part, so that it ends
+/// with the own one.
+Schedule ring_steps(int rank, int world, bool add) {
+  Schedule steps;
+  const int next = wrap(rank + 1, world), previous = wrap(rank - 1, world);
+  for (int part = wrap(rank - (add ? 1 : 0), world), s = 1; s < world; ++s, part = wrap(part - 1, world))
+    steps.push_back({next, {part, 1}, previous, {wrap(part - 1, world), 1}, add});
+  return steps;
 }
 
 /// Returns the distances and then the world size: the limits that steps may reach up to.
@@ -34,21 +46,11 @@ std::vector<int> halving_distances(int world) {
 }
 
 Schedule ring_reduce_scatter(int rank, int world) {
-  Schedule steps;
-  const int next = wrap(rank + 1, world);
-  const int previous = wrap(rank - 1, world);
-  for (int s = 1; s < world; ++s)
-    steps.push_back({next, {wrap(rank - s, world), 1}, previous, {wrap(rank - s - 1, world), 1}, true});
-  return steps;
+  return ring_steps(rank, world, true);
 }
 
 Schedule ring_all_gather(int rank, int world) {
-  Schedule steps;
-  const int next = wrap(rank + 1, world);
-  const int previous = wrap(rank - 1, world);
-  for (int s = 0; s + 1 < world; ++s)
-    steps.push_back({next, {wrap(rank - s, world), 1}, previous, {wrap(rank - s - 1, world), 1}, false});
-  return steps;
+  return ring_steps(rank, world, false);
 }
 
 Schedule halving_reduce_scatter(int rank, int world) {
@@ -100,7 +102,7 @@ Schedule tree_gather(int rank, int world, int root) {
     steps.back().receive_from = wrap(child + root, world);
     steps.back().received = part;
     if (place > 0)
-      steps.push_back({steps[0].send_to, part});
+      steps.push_back({steps[0].send_to, part, CollectiveStep::kNobody, {}, false});
     else
       steps.emplace_back();
   }
@@ -166,29 +168,24 @@ namespace {
 /// Bytes added at once: large enough for few system calls, small enough for the second-level cache.
 constexpr std::size_t kChunk = 256 * 1024;
 
-CollectiveMachine::Header make_header(std::uint32_t number, CollectiveKind kind, std::uint64_t size) {
-  CollectiveMachine::Header header;
-  std::byte* at = put_little_endian(header.data(), number);
-  at = put_little_endian(at, static_cast<std::uint32_t>(kind));
-  put_little_endian(at, size);
-  return header;
-}
-
-struct ReadHeader {
+struct MessageHead {
   std::uint32_t number = 0;
   std::uint32_t kind = 0;
   std::uint64_t size = 0;
 };
 
-ReadHeader read_header(const std::byte* from) {
-  ReadHeader header;
-  from = take_little_endian(from, header.number);
-  from = take_little_endian(from, header.kind);
-  take_little_endian(from, header.size);
+CollectiveMachine::Header make_header(std::uint32_t number, CollectiveKind kind, std::uint64_t size) {
+  return std::bit_cast<CollectiveMachine::Header>(
+      MessageHead{number, static_cast<std::uint32_t>(kind), size});
+}
+
+MessageHead read_header(const std::byte* from) {
+  MessageHead header;
+  std::memcpy(&header, from, sizeof header);
   return header;
 }
 
-bool is_lost(const ReadHeader& header) {
+bool is_lost(const MessageHead& header) {
   return header.kind == static_cast<std::uint32_t>(CollectiveKind::kLost) && header.size < 1u << 31;
 }
 
@@ -221,6 +218,10 @@ std::string_view kind_text(CollectiveKind kind) {
       return "reduce-scatter";
     case CollectiveKind::kGather:
       return "gather";
+    case CollectiveKind::kAllToAll:
+      return "all-to-all";
+    case CollectiveKind::kSendReceive:
+      return "send/receive";
     case CollectiveKind::kAlive:
     case CollectiveKind::kLost:
       break;
@@ -327,7 +328,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
   if (in_.done >= kHeaderSize && heard_ == heartbeat()) return skip_heartbeat();
   if (in_.done >= kHeaderSize && heard_ != in_.header) {
     const int peer = step().receive_from;
-    const ReadHeader header = read_header(heard_.data());
+    const MessageHead header = read_header(heard_.data());
     if (!is_lost(header)) {
       return lost(peer, "it runs another collective (were all ranks started with the same options?)",
                   ErrorCode::kProtocol);
@@ -378,7 +379,7 @@ void CollectiveMachine::read_last_message(int peer, std::span<const std::byte> l
   if (!done() && step().receive_from == peer && in_.done > 0)
     left = left.subspan(std::min(left.size(), in_.total - in_.done));
   while (left.size() >= kHeaderSize) {
-    const ReadHeader header = read_header(left.data());
+    const MessageHead header = read_header(left.data());
     if (is_lost(header)) {
       lost_ = static_cast<int>(header.size);
       reporter_ = name_of(peer);

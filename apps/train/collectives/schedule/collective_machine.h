@@ -97,6 +97,8 @@ enum class CollectiveKind : std::uint32_t {
   kBarrier = 4,
   kReduceScatter = 5,
   kGather = 6,
+  kAllToAll = 7,  ///< this and the next one: only on GPU memory
+  kSendReceive = 8,
   kAlive = 254,  ///< no operation: the sender waits for another rank; may precede any message
   kLost = 255    ///< no operation: the sender lost the rank in the header's size field
 };

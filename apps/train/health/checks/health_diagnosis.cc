@@ -4,6 +4,7 @@
 #include <bit>
 #include <cinttypes>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -32,12 +33,39 @@ std::string take_text(const std::uint64_t*& words, std::size_t count) {
 /// Returns pointers to the numbers, in the order of pack_figures().
 template <class Figures>
 auto numbers_of(Figures& f) {
-  return std::vector{&f.threads,          &f.products,      &f.wrong_products,
-                     &f.other_products,   &f.memory,        &f.wrong_words,
-                     &f.first_wrong,      &f.wrong_bits,    &f.throttled,
-                     &f.wrong_sums,       &f.ecc_corrected, &f.ecc_uncorrected,
-                     &f.throttle_reasons, &f.temperature,   &f.clock,
-                     &f.most_clock,       &f.xids,          &f.last_xid};
+  return std::vector{&f.threads,
+                     &f.products,
+                     &f.wrong_products,
+                     &f.other_products,
+                     &f.memory,
+                     &f.wrong_words,
+                     &f.first_wrong,
+                     &f.wrong_bits,
+                     &f.throttled,
+                     &f.wrong_sums,
+                     &f.ecc_corrected,
+                     &f.ecc_uncorrected,
+                     &f.throttle_reasons,
+                     &f.temperature,
+                     &f.clock,
+                     &f.most_clock,
+                     &f.xids,
+                     &f.last_xid,
+                     &f.steps,
+                     &f.other_steps,
+                     &f.unclear_steps,
+                     &f.watts,
+                     &f.pcie_replays,
+                     &f.nvlink_errors,
+                     &f.remapped_rows,
+                     &f.remap_waits};
+}
+
+/// The same for the fractions.
+template <class Figures>
+auto fractions_of(Figures& f) {
+  return std::vector{&f.gflops,        &f.bf16_gflops, &f.fp8_gflops, &f.memory_gbps, &f.to_gpu_gbps,
+                     &f.from_gpu_gbps, &f.step_p50,    &f.step_p99,   &f.step_lost};
 }
 
 double per_thread(const HealthFigures& figures) {
@@ -55,6 +83,54 @@ std::string throttle_text(std::uint64_t reasons) {
   return text;
 }
 
+/// A speed by which ranks with the same kind of device are compared; 0: unknown.
+struct Speed {
+  const char* unit;
+  double (*of)(const HealthFigures&);
+};
+constexpr Speed kSpeeds[] = {
+    {"GFLOP/s", per_thread},
+    {"TFLOP/s in bf16", [](const HealthFigures& f) { return f.bf16_gflops / 1e3; }},
+    {"TFLOP/s in fp8", [](const HealthFigures& f) { return f.fp8_gflops / 1e3; }},
+    {"training steps/s", [](const HealthFigures& f) { return f.step_p50 > 0 ? 1 / f.step_p50 : 0; }},
+    {"GB/s to its memory", [](const HealthFigures& f) { return f.memory_gbps; }},
+    {"GB/s to the GPU", [](const HealthFigures& f) { return f.to_gpu_gbps; }},
+    {"GB/s from the GPU", [](const HealthFigures& f) { return f.from_gpu_gbps; }}};
+
+/// A column of speed_table().
+struct Column {
+  const char* title;
+  int decimals;  ///< of values below 100
+  double (*of)(const HealthFigures&);
+};
+template <std::uint64_t HealthFigures::*Field>
+double number(const HealthFigures& figures) {
+  return static_cast<double>(figures.*Field);
+}
+constexpr Column kColumns[] = {
+    {"GFLOP/s", 2, [](const HealthFigures& f) { return f.gflops; }},
+    {"bf16 TF/s", 2, kSpeeds[1].of},
+    {"fp8 TF/s", 2, kSpeeds[2].of},
+    {"step ms", 2, [](const HealthFigures& f) { return 1e3 * f.step_p50; }},
+    {"p99 ms", 2, [](const HealthFigures& f) { return 1e3 * f.step_p99; }},
+    {"mem GB/s", 2, kSpeeds[4].of},
+    {"to GPU", 2, kSpeeds[5].of},
+    {"from GPU", 2, kSpeeds[6].of},
+    {"W", 0, number<&HealthFigures::watts>},
+    {"deg C", 0, number<&HealthFigures::temperature>},
+    {"MHz", 0, number<&HealthFigures::clock>},
+    {"throttled", 0,
+     [](const HealthFigures& f) { return throttle_text(f.throttle_reasons).empty() ? 0.0 : 1.0; }},
+    {"replays", 0, number<&HealthFigures::pcie_replays>},
+    {"NVLink err", 0, number<&HealthFigures::nvlink_errors>},
+    {"rows", 0, number<&HealthFigures::remapped_rows>},
+    {"ECC corr", 0, number<&HealthFigures::ecc_corrected>},
+    {"ECC unc", 0, number<&HealthFigures::ecc_uncorrected>},
+    {"Xids", 0, number<&HealthFigures::xids>}};
+
+/// Pauses that cost less are usual on a busy machine.
+constexpr double kMostLost = 0.05;
+
 class HealthEvaluator {
  public:
   explicit HealthEvaluator(const HealthReport& report) : report_(report) {}
@@ -63,7 +139,8 @@ class HealthEvaluator {
     for (std::size_t i = 0; i < report_.ranks.size(); ++i)
       diagnose_rank(static_cast<int>(i), report_.ranks[i]);
     diagnose_speed();
-    diagnose_pairs();
+    diagnose_pauses();
+    diagnose_exchanges();
     std::stable_sort(diagnostics_.begin(), diagnostics_.end(),
                      [](const HealthDiagnostic& a, const HealthDiagnostic& b) {
                        return std::pair(!a.error, a.rank) < std::pair(!b.error, b.rank);
@@ -83,6 +160,16 @@ class HealthEvaluator {
           counted(f.products, "equal matrix product") + ": " + std::to_string(f.wrong_products) + " wrong, " +
               std::to_string(f.other_products) + " different from the first");
     }
+    if (f.other_steps > 0) {
+      add(true, rank, "gradient",
+          std::to_string(f.other_steps) + " of " + counted(f.steps, "equal training step") +
+              " gave other gradients than most of them");
+    }
+    if (f.unclear_steps > 0) {
+      add(true, rank, "gradient",
+          std::to_string(f.unclear_steps) + " of " + counted(f.steps, "equal training step") +
+              " gave different gradients, and there is no majority for one of them");
+    }
     if (f.wrong_words > 0) {
       add(true, rank, "memory",
           counted(f.wrong_words, "wrong word") + format_text(" in %" PRIu64
@@ -90,13 +177,18 @@ class HealthEvaluator {
                                                              ", wrong bits 0x%016" PRIx64,
                                                              f.memory >> 20, f.first_wrong, f.wrong_bits));
     }
-    if (f.wrong_sums > 0)
-      add(true, rank, "sum", counted(f.wrong_sums, "wrong element") + " in the sum over all ranks");
     if (f.ecc_uncorrected > 0) add(true, rank, "ecc", counted(f.ecc_uncorrected, "uncorrectable ECC error"));
     if (f.xids > 0)
       add(true, rank, "xid",
           "the driver reported " + counted(f.xids, "Xid error") + ", the last is Xid " +
               std::to_string(f.last_xid));
+    if (f.remap_waits > 0)
+      add(true, rank, "rows", "a row of the GPU's memory waits for its replacement; reset the GPU");
+    if (f.remapped_rows > 0)
+      add(true, rank, "rows", counted(f.remapped_rows, "row") + " of the GPU's memory had to be replaced");
+    if (f.pcie_replays > 0) add(false, rank, "link", counted(f.pcie_replays, "replay") + " on PCIe");
+    if (f.nvlink_errors > 0)
+      add(false, rank, "link", counted(f.nvlink_errors, "error") + " on NVLink (replays, recoveries, CRC)");
     if (f.ecc_corrected > 0) add(false, rank, "ecc", counted(f.ecc_corrected, "corrected ECC error"));
     if (f.throttled > 0)
       add(false, rank, "throttle",
@@ -115,42 +207,90 @@ class HealthEvaluator {
     const auto kind = [](const HealthFigures& f) {
       return f.gpu ? f.device.substr(std::min(f.device.find('('), f.device.size())) : std::string("CPU");
     };
-    std::map<std::string, std::vector<double>> speeds;
-    for (const HealthFigures& f : report_.ranks) {
-      if (f.products > 0) speeds[kind(f)].push_back(per_thread(f));
-    }
-    for (std::size_t i = 0; i < report_.ranks.size(); ++i) {
-      const HealthFigures& f = report_.ranks[i];
-      const double median = f.products > 0 ? median_of(speeds[kind(f)]) : 0;
-      if (median <= 0 || per_thread(f) >= kSlow * median) continue;
-      add(false, static_cast<int>(i), "slow",
-          format_text("%.1f GFLOP/s%s, %.0f %% under the median", per_thread(f),
-                      f.gpu ? "" : " for each thread", 100 * (1 - per_thread(f) / median)));
+    for (const Speed& speed : kSpeeds) {
+      std::map<std::string, std::vector<double>> known;
+      for (const HealthFigures& f : report_.ranks) {
+        if (speed.of(f) > 0) known[kind(f)].push_back(speed.of(f));
+      }
+      for (std::size_t i = 0; i < report_.ranks.size(); ++i) {
+        const HealthFigures& f = report_.ranks[i];
+        const double own = speed.of(f), median = own > 0 ? median_of(known[kind(f)]) : 0;
+        if (own >= kSlow * median) continue;
+        const bool of_threads = speed.of == per_thread && !f.gpu;
+        add(false, static_cast<int>(i), "slow",
+            format_text("%.1f %s%s, %.0f %% under the median", own, speed.unit,
+                        of_threads ? " for each thread" : "", 100 * (1 - own / median)));
+      }
     }
   }
 
-  void diagnose_pairs() {
-    std::vector<PairResult> good;
-    for (const HealthPair& pair : report_.pairs) {
-      if (!pair.failed && pair.wrong == 0) {
-        good.push_back(pair.result);
-        continue;
-      }
-      const int ranks[] = {pair.result.first, pair.result.second};
-      for (const int i : {0, 1}) {
-        const std::string other = format_text("rank %d on ", ranks[1 - i]) +
-                                  report_.ranks[static_cast<std::size_t>(ranks[1 - i])].host;
-        add(true, ranks[i], "pair",
-            pair.failed ? "could not exchange messages with " + other
-                        : format_text("%" PRIu64 " wrong bytes in the exchange with ", pair.wrong) + other);
-      }
+  /// The lower median: of two ranks the one that pauses is named.
+  void diagnose_pauses() {
+    std::vector<double> parts;
+    for (const HealthFigures& f : report_.ranks)
+      parts.push_back(f.step_lost);
+    if (parts.empty()) return;
+    std::ranges::sort(parts);
+    const double median = parts[(parts.size() - 1) / 2];
+    for (std::size_t i = 0; i < report_.ranks.size(); ++i) {
+      const HealthFigures& f = report_.ranks[i];
+      if (f.step_lost < kMostLost || f.step_lost < 2 * median) continue;
+      add(false, static_cast<int>(i), "pause",
+          format_text(
+              "lost %.1f %% of its time in pauses: 1 %% of its training steps take %.1f ms or more, half "
+              "of them %.1f ms; the median rank lost %.1f %%",
+              100 * f.step_lost, 1e3 * f.step_p99, 1e3 * f.step_p50, 100 * median));
     }
-    for (const PairResult& pair : outliers(good)) {
-      add(false, pair.first, "pair",
-          format_text("%.2f GB/s with rank %d on ", pair.bandwidth, pair.second) +
-              report_.ranks[static_cast<std::size_t>(pair.second)].host +
+  }
+
+  /// A rank that exchanges with a faulty one, or sees a wrong sum, is a witness.
+  void diagnose_exchanges() {
+    const int world = static_cast<int>(report_.ranks.size());
+    std::vector<PairResult> good, bad;
+    for (const PairResult& pair : report_.pairs)
+      (pair.failed || pair.wrong > 0 ? bad : good).push_back(pair);
+    const std::vector<int> culprits = blame_by_majority(world, bad);
+    for (const PairResult& pair : bad) {
+      for (const auto& [rank, other] : ends_of(pair, culprits))
+        add(true, rank, "pair",
+            pair.failed ? "could not exchange messages with " + rank_on_host(other)
+                        : counted(pair.wrong, "wrong byte") + " in the exchange with " + rank_on_host(other));
+    }
+    const std::vector<PairResult> slow = outliers(good);
+    const std::vector<int> slow_ranks = blame_by_majority(world, slow);
+    for (const PairResult& pair : slow) {
+      const auto [rank, other] = ends_of(pair, slow_ranks).front();
+      add(false, rank, "pair",
+          format_text("%.2f GB/s with ", pair.bandwidth) + rank_on_host(other) +
               ", more than 20 % under the median");
     }
+    diagnose_sums(culprits);
+  }
+
+  /// A sum that few ranks have wrong was right until its last step to them.
+  void diagnose_sums(const std::vector<int>& culprits) {
+    const auto seen = std::ranges::count_if(
+        report_.ranks, [](const HealthFigures& figures) { return figures.wrong_sums > 0; });
+    const bool most_see_it = 2 * seen > std::ssize(report_.ranks);
+    for (int rank = 0; rank < static_cast<int>(report_.ranks.size()); ++rank) {
+      const std::uint64_t wrong = report_.ranks[static_cast<std::size_t>(rank)].wrong_sums;
+      const bool is_witness = most_see_it && !culprits.empty() && std::ranges::count(culprits, rank) == 0;
+      if (wrong > 0 && !is_witness)
+        add(true, rank, "sum", counted(wrong, "wrong element") + " in the sum over all ranks");
+    }
+  }
+
+  /// Returns each end of a pair with the other end; only the culprits if there is one.
+  static std::vector<std::pair<int, int>> ends_of(const PairResult& pair, const std::vector<int>& culprits) {
+    std::vector<std::pair<int, int>> ends{{pair.first, pair.second}, {pair.second, pair.first}}, named;
+    std::ranges::copy_if(ends, std::back_inserter(named), [&](const std::pair<int, int>& end) {
+      return std::ranges::count(culprits, end.first) != 0;
+    });
+    return named.empty() ? ends : named;
+  }
+
+  std::string rank_on_host(int rank) const {
+    return format_text("rank %d on ", rank) + report_.ranks[static_cast<std::size_t>(rank)].host;
   }
 
   const HealthReport& report_;
@@ -162,21 +302,22 @@ class HealthEvaluator {
 std::vector<std::uint64_t> pack_figures(const HealthFigures& figures) {
   std::vector<std::uint64_t> words;
   words.push_back(figures.gpu ? 1 : 0);
-  words.push_back(std::bit_cast<std::uint64_t>(figures.gflops));
+  for (const double* fraction : fractions_of(figures))
+    words.push_back(std::bit_cast<std::uint64_t>(*fraction));
   for (const std::uint64_t* number : numbers_of(figures))
     words.push_back(*number);
   put_text(words, figures.host, kNameFields);
   put_text(words, figures.device, kNameFields);
   put_text(words, figures.trouble, kTroubleFields);
   put_text(words, figures.products_by, kLibraryFields);
-  words.resize(kHealthFields);
   return words;
 }
 
 HealthFigures unpack_figures(const std::uint64_t* words) {
   HealthFigures figures;
   figures.gpu = *words++ != 0;
-  figures.gflops = std::bit_cast<double>(*words++);
+  for (double* fraction : fractions_of(figures))
+    *fraction = std::bit_cast<double>(*words++);
   for (std::uint64_t* number : numbers_of(figures))
     *number = *words++;
   figures.host = take_text(words, kNameFields);
@@ -184,6 +325,96 @@ HealthFigures unpack_figures(const std::uint64_t* words) {
   figures.trouble = take_text(words, kTroubleFields);
   figures.products_by = take_text(words, kLibraryFields);
   return figures;
+}
+
+void HealthFigures::add(const HealthFigures& round) {
+  const auto lower = [](auto& to, auto value) {
+    if (to == 0 || (value != 0 && value < to)) to = value;
+  };
+  host = round.host.empty() ? host : round.host;
+  device = round.device;
+  if (trouble.empty()) trouble = round.trouble;
+  if (!round.products_by.empty()) products_by = round.products_by;
+  gpu = gpu || round.gpu;
+  threads = round.threads;
+  for (const auto count :
+       {&HealthFigures::products, &HealthFigures::wrong_products, &HealthFigures::other_products,
+        &HealthFigures::steps, &HealthFigures::other_steps, &HealthFigures::unclear_steps,
+        &HealthFigures::wrong_words, &HealthFigures::throttled, &HealthFigures::ecc_corrected,
+        &HealthFigures::ecc_uncorrected, &HealthFigures::xids, &HealthFigures::pcie_replays,
+        &HealthFigures::nvlink_errors, &HealthFigures::remapped_rows})
+    this->*count += round.*count;
+  for (const auto speed :
+       {&HealthFigures::gflops, &HealthFigures::bf16_gflops, &HealthFigures::fp8_gflops,
+        &HealthFigures::memory_gbps, &HealthFigures::to_gpu_gbps, &HealthFigures::from_gpu_gbps})
+    lower(this->*speed, round.*speed);
+  lower(clock, round.clock);
+  if (round.wrong_words > 0) first_wrong = round.first_wrong;
+  wrong_bits |= round.wrong_bits;
+  throttle_reasons |= round.throttle_reasons;
+  for (const auto sample : {&HealthFigures::memory, &HealthFigures::temperature, &HealthFigures::most_clock,
+                            &HealthFigures::watts, &HealthFigures::remap_waits})
+    this->*sample = std::max(this->*sample, round.*sample);
+  if (round.last_xid != 0) last_xid = round.last_xid;
+}
+
+std::vector<StepVerdict> compare_steps(std::span<const std::uint64_t> words, std::size_t stride,
+                                       std::size_t steps, std::size_t batches) {
+  const std::size_t ranks = words.size() / stride;
+  struct Votes {
+    std::size_t all = 0, most = 0;
+    std::uint64_t winner = 0;
+    std::map<std::uint64_t, std::size_t> of;
+  };
+  std::map<std::pair<std::uint64_t, std::size_t>, Votes> votes;  // by kind and batch
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const std::uint64_t* const mine = words.data() + rank * stride;
+    for (std::size_t step = 0; mine[0] != 0 && step < steps; ++step) {
+      Votes& batch = votes[{mine[0], step % batches}];
+      const std::size_t count = ++batch.of[mine[1 + step]];
+      ++batch.all;
+      if (count > batch.most) batch.winner = mine[1 + step];
+      batch.most = std::max(batch.most, count);
+    }
+  }
+  std::vector<StepVerdict> verdicts(ranks);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const std::uint64_t* const mine = words.data() + rank * stride;
+    for (std::size_t step = 0; mine[0] != 0 && step < steps; ++step) {
+      const Votes& batch = votes[{mine[0], step % batches}];
+      if (2 * batch.most <= batch.all) {
+        ++verdicts[rank].unclear;
+      } else if (mine[1 + step] != batch.winner) {
+        ++verdicts[rank].other;
+      }
+    }
+  }
+  return verdicts;
+}
+
+std::string speed_table(const HealthReport& report) {
+  std::vector<std::pair<const Column*, std::vector<double>>> columns;
+  std::string text = "#\n#  rank";
+  for (const Column& column : kColumns) {
+    std::vector<double> values;
+    for (const HealthFigures& f : report.ranks)
+      values.push_back(column.of(f));
+    if (std::ranges::all_of(values, [](double value) { return value == 0; })) continue;
+    values.push_back(median_of(values));
+    columns.emplace_back(&column, std::move(values));
+    text += format_text(" %10s", column.title);
+  }
+  if (columns.empty()) return "";
+  text += '\n';
+  for (std::size_t row = 0; row <= report.ranks.size(); ++row) {
+    text += row == report.ranks.size() ? "# median" : format_text("%8zu", row);
+    for (const auto& [column, values] : columns) {
+      const double value = values[row];
+      text += value == 0 ? "          -" : format_text(" %10.*f", value < 100 ? column->decimals : 0, value);
+    }
+    text += '\n';
+  }
+  return text;
 }
 
 std::vector<HealthDiagnostic> diagnose_health(const HealthReport& report) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,15 +20,23 @@ struct HealthFigures {
   std::uint64_t threads = 1;
   // Matrix products
   std::uint64_t products = 0;
-  std::uint64_t wrong_products = 0;  ///< not within the bound of the exact values
-  std::uint64_t other_products = 0;  ///< bits differ from the first product
-  double gflops = 0;
+  std::uint64_t wrong_products = 0;        ///< not within the bound of the exact values
+  std::uint64_t other_products = 0;        ///< bits differ from the first product
+  double gflops = 0;                       ///< float32; of several rounds the lowest, as all speeds
+  double bf16_gflops = 0, fp8_gflops = 0;  ///< of a GPU's tensor cores
+  // Equal training steps of all ranks (EqualSteps)
+  std::uint64_t steps = 0;
+  std::uint64_t other_steps = 0;    ///< gradients are not those of most steps with the same batch
+  std::uint64_t unclear_steps = 0;  ///< gradients differ, and no majority says which are right
+  double step_p50 = 0, step_p99 = 0, step_lost = 0;  ///< TimeSummary
   // Memory
   std::uint64_t memory = 0;  ///< bytes tested
   std::uint64_t wrong_words = 0;
   std::uint64_t first_wrong = 0;  ///< offset in bytes
   std::uint64_t wrong_bits = 0;   ///< mask of the bits that were ever wrong
-  std::uint64_t throttled = 0;    ///< thermal events of this machine's cores during the test
+  double memory_gbps = 0;         ///< GB/s: of a GPU its writes, of a CPU one thread's writes and reads
+  double to_gpu_gbps = 0, from_gpu_gbps = 0;  ///< GB/s over PCIe, from and to pinned memory
+  std::uint64_t throttled = 0;                ///< thermal events of this machine's cores during the test
   // The sum over all ranks
   std::uint64_t wrong_sums = 0;
   std::string products_by;  ///< of a GPU: the library that multiplied, or the own kernels and the reason
@@ -36,7 +45,11 @@ struct HealthFigures {
   std::uint64_t throttle_reasons = 0;                    ///< NVML's bits, over all samples
   std::uint64_t temperature = 0;                         ///< °C, maximum
   std::uint64_t clock = 0, most_clock = 0;               ///< MHz of the SMs: lowest sample, and limit
+  std::uint64_t watts = 0;                               ///< largest sample
   std::uint64_t xids = 0, last_xid = 0;
+  std::uint64_t pcie_replays = 0, nvlink_errors = 0;  ///< during the test
+  std::uint64_t remapped_rows = 0;                    ///< rows of memory that were replaced during the test
+  std::uint64_t remap_waits = 0;                      ///< 1: a row is replaced at the next reset of the GPU
 
   /// Takes the result of the memory test.
   void take(const PatternFaults& faults) {
@@ -45,40 +58,53 @@ struct HealthFigures {
     first_wrong = faults.words == 0 ? 0 : faults.first;
     wrong_bits = faults.bits;
   }
-};
-
-/// Result of the messages between two ranks.
-struct HealthPair {
-  PairResult result;
-  std::uint64_t wrong = 0;  ///< bytes
-  bool failed = false;      ///< the ranks could not connect, or lost the connection
+  /// Adds another round of the same tests on the same device: sums of counts, and the worst of each speed and
+  /// sample.
+  void add(const HealthFigures& round);
 };
 
 /// Packs the figures into kHealthFields numbers for all_gather(); texts are cut.
 std::vector<std::uint64_t> pack_figures(const HealthFigures& figures);
 HealthFigures unpack_figures(const std::uint64_t* words);
-inline constexpr std::size_t kHealthFields = 84;
+inline constexpr std::size_t kHealthFields = 100;
+
+/// What a rank's equal steps show.
+struct StepVerdict {
+  std::uint64_t other = 0, unclear = 0;  ///< as in HealthFigures
+};
+/// Compares equal steps of all ranks (sans-IO). `words` has `stride` words for each rank: its kind, then the
+/// hash of each of `steps` steps. Steps that are `batches` apart had the same batch; only equal kinds are
+/// compared. Kind 0: the rank made none.
+std::vector<StepVerdict> compare_steps(std::span<const std::uint64_t> words, std::size_t stride,
+                                       std::size_t steps, std::size_t batches);
 
 struct HealthReport {
   std::vector<HealthFigures> ranks;
-  std::vector<HealthPair> pairs;
+  std::vector<PairResult> pairs;
   int nodes = 0;        ///< 0: unknown
   std::string backend;  ///< as CommWorld::backend
+  std::string tested;   ///< tested_line()
 };
 
 struct HealthDiagnostic {
   bool error = true;  ///< false: a warning
   int rank = 0;
-  std::string item;  ///< "device", "gemm", "memory", "ecc", "xid", "pair", "sum", "slow", "throttle"
+  /// "device", "gemm", "gradient", "memory", "ecc", "xid", "rows", "pair", "sum", "slow", "pause", "link",
+  /// "throttle"
+  std::string item;
   std::string text;
 };
 
 /// Returns the verdict (sans-IO), by rank. Wrong values and devices that cannot be tested are errors.
-/// Slowness is a warning: ranks and pairs more than 20 % below the median of their kind, and reduced clocks.
+/// Slowness is a warning: ranks and pairs more than 20 % below the median of their kind, pauses, and reduced
+/// clocks.
 std::vector<HealthDiagnostic> diagnose_health(const HealthReport& report);
 
 /// Returns the table, with a line for each rank.
 std::string health_text(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics);
+/// Returns the table of speeds, samples and counters of each rank and of the median rank. A column without
+/// any value is left out.
+std::string speed_table(const HealthReport& report);
 /// Returns one line for each rank that has errors: "rank 1 on gpu02, GPU 0 (…): …; …".
 std::vector<std::string> failure_lines(const HealthReport& report,
                                        const std::vector<HealthDiagnostic>& diagnostics);

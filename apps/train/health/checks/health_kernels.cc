@@ -1,7 +1,9 @@
 #include "apps/train/health/checks/health_kernels.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "apps/train/data/hash.h"
@@ -31,7 +33,7 @@ PatternFaults test_patterns(std::span<std::uint64_t> memory, bool inject) {
   return faults;
 }
 
-HealthGemm::HealthGemm(int size) : size_(size) {
+HealthGemm::HealthGemm(int size) : size_(size), rows_(size) {
   const auto count = static_cast<std::size_t>(size) * static_cast<std::size_t>(size);
   const auto n = static_cast<std::size_t>(size);
   a_.resize(count);
@@ -56,6 +58,61 @@ HealthGemm::HealthGemm(int size) : size_(size) {
   constexpr double kHalfUlp = std::numeric_limits<float>::epsilon() / 2;
   for (double& bound : bound_)
     bound *= 1.01 * (size + 1) * kHalfUlp;
+}
+
+HealthGemm::HealthGemm(HealthNumber number, int size, int rows) : number_(number), size_(size), rows_(rows) {
+  const auto n = static_cast<std::size_t>(size), r = static_cast<std::size_t>(rows);
+  // Sums of up to 32,768 products stay whole numbers in float. Tensor cores keep about 14 bits of a sum of
+  // fp8 products: smaller numbers, and a bound.
+  const int most = number == HealthNumber::kBf16 ? 8 : 2;
+  const double lost = number == HealthNumber::kBf16 ? 0 : std::ldexp(1.0, -13);
+  std::vector<int> whole[2];
+  for (int factor = 0; factor < 2; ++factor) {
+    std::vector<float>& floats = factor == 0 ? a_ : b_;
+    for (std::size_t i = 0; i < r * n; ++i) {
+      const double random = random_unit(2, static_cast<std::uint64_t>(factor), i);
+      whole[factor].push_back(static_cast<int>(random * (2 * most + 1)) - most);
+      floats.push_back(static_cast<float>(whole[factor].back()));
+    }
+  }
+  exact_.resize(r * n);
+  bound_.resize(r * n);
+  for (std::size_t row = 0; row < r; ++row) {
+    for (std::size_t column = 0; column < r; ++column) {
+      const int* const left = whole[0].data() + row * n;
+      const int* const right = whole[1].data() + column * n;
+      int sum = 0, largest = 0;
+      for (std::size_t d = 0; d < n; ++d) {
+        sum += left[d] * right[d];
+        largest += std::abs(left[d] * right[d]);
+      }
+      for (std::size_t repeated = column; repeated < n; repeated += r) {
+        exact_[row * n + repeated] = sum;
+        bound_[row * n + repeated] = lost * largest;
+      }
+    }
+  }
+}
+
+std::vector<std::byte> stored(HealthNumber number, std::span<const float> numbers) {
+  if (number == HealthNumber::kFloat) {
+    const auto bytes = std::as_bytes(numbers);
+    return {bytes.begin(), bytes.end()};
+  }
+  std::vector<std::byte> bytes;
+  for (const float value : numbers) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    if (number == HealthNumber::kBf16) {
+      bytes.push_back(static_cast<std::byte>(bits >> 16));
+      bytes.push_back(static_cast<std::byte>(bits >> 24));
+      continue;
+    }
+    // e4m3: sign, exponent + 7 in four bits, the fraction's first three bits; zero is the smallest number.
+    const std::uint32_t exponent = (bits >> 23 & 0xff) - 127 + 7;
+    bytes.push_back(
+        static_cast<std::byte>(value == 0 ? 0 : (bits >> 31 << 7 | exponent << 3 | (bits >> 20 & 7))));
+  }
+  return bytes;
 }
 
 std::uint64_t HealthGemm::wrong(std::span<const float> product) const {

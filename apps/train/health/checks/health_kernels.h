@@ -206,16 +206,30 @@ struct CompareProduct {
   }
 };
 
-/// Two square matrices of random numbers, and their product in double. It is computed once, and every
-/// device's float product is compared with it.
+/// How the factors of a product are stored.
+enum class HealthNumber : std::uint8_t { kFloat, kBf16, kFp8 };
+
+/// Two matrices of random numbers, and their product in double. It is computed once, and every device's float
+/// product is compared with it.
 class HealthGemm {
  public:
+  /// Square matrices of floats, both stored by rows.
   explicit HealthGemm(int size);
+  /// Small whole numbers, which kBf16 and kFp8 (e4m3) store exactly. Only `rows` rows of both factors differ:
+  /// row i of a repeats row i % rows, and so does column i of b, which is stored by columns. The product
+  /// repeats alike, so large products have small exact ones.
+  HealthGemm(HealthNumber number, int size, int rows);
 
+  HealthNumber number() const { return number_; }
   int size() const { return size_; }
+  /// The rows of a() and of the exact product.
+  int rows() const { return rows_; }
   std::span<const float> a() const { return a_; }
   std::span<const float> b() const { return b_; }
-  double flops() const { return 2.0 * size_ * size_ * size_; }
+  /// The elements of an exact product.
+  std::size_t elements() const { return exact_.size(); }
+  /// Of rows() rows.
+  double flops() const { return 2.0 * rows_ * size_ * size_; }
 
   /// Returns how many elements lie further from the exact values than any order of float sums can bring them.
   std::uint64_t wrong(std::span<const float> product) const;
@@ -224,10 +238,14 @@ class HealthGemm {
   std::vector<float> highest() const;
 
  private:
-  int size_;
+  HealthNumber number_ = HealthNumber::kFloat;
+  int size_, rows_;
   std::vector<float> a_, b_;
   std::vector<double> exact_, bound_;
 };
+
+/// Returns the numbers as the factors of a product are stored.
+std::vector<std::byte> stored(HealthNumber number, std::span<const float> numbers);
 
 /// Counts the wrong and the differing results of many equal products.
 class HealthProducts {

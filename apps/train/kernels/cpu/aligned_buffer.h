@@ -2,11 +2,13 @@
 
 #include <sys/mman.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
 #include <span>
+#include <type_traits>
 
 namespace ddp::train {
 
@@ -62,20 +64,30 @@ class AlignedBuffer {
   std::unique_ptr<T[], FreeAligned> data_;
 };
 
-/// Writes an unsigned number at `at`, lowest byte first. Returns the position behind it.
-template <class T>
-std::byte* put_little_endian(std::byte* at, T value) {
-  for (std::size_t i = 0; i < sizeof(T); ++i)
-    *at++ = static_cast<std::byte>(value >> (8 * i) & 0xff);
-  return at;
+struct UnmapMemory {
+  std::size_t size = 0;
+  void operator()(std::byte* memory) const { ::munmap(memory, size); }
+};
+/// Memory of a file, mapped until the end of this object.
+using MappedBytes = std::unique_ptr<std::byte, UnmapMemory>;
+
+/// The arguments are those of mmap. Null: it failed, and errno says why.
+inline MappedBytes map_file(int file, std::size_t size, int protection, int flags,
+                            std::ptrdiff_t offset = 0) {
+  void* const memory = ::mmap(nullptr, size, protection, flags, file, offset);
+  return {memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory), UnmapMemory{size}};
+}
+inline std::span<std::byte> span_of(const MappedBytes& memory) {
+  return {memory.get(), memory.get_deleter().size};
 }
 
+static_assert(std::endian::native == std::endian::little, "messages and files are as they lie in memory");
+
+/// Returns the bytes of one object, for messages and files.
 template <class T>
-const std::byte* take_little_endian(const std::byte* at, T& value) {
-  value = 0;
-  for (std::size_t i = 0; i < sizeof(T); ++i)
-    value |= static_cast<T>(*at++) << (8 * i);
-  return at;
+std::span<std::byte> bytes_of(T& object) {
+  static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>);
+  return std::as_writable_bytes(std::span(&object, 1));
 }
 
 }  // namespace ddp::train

@@ -55,6 +55,20 @@ template <class T, class Body>
     body.template operator()<T>(channel);
 }
 
+/// The same with block.template operator()<V, Vectors>(channel): two vectors at a time first.
+template <class T, class Block>
+[[gnu::always_inline]] inline void for_channel_blocks(int channels, Block block) {
+  int channel = 0;
+  for (; channel + 2 * kLanes<T> <= channels; channel += 2 * kLanes<T>) {
+    block.template operator()<Vector<T>, 2>(channel);
+  }
+  for (; channel + kLanes<T> <= channels; channel += kLanes<T>) {
+    block.template operator()<Vector<T>, 1>(channel);
+  }
+  for (; channel < channels; ++channel)
+    block.template operator()<T, 1>(channel);
+}
+
 /// Computes `Pixels` neighbors of one row times `Vectors` vectors of output channels, in registers over all
 /// taps. InChannels 0: known only at run time.
 template <class T, class V, int Vectors, int Pixels, int InChannels>
@@ -123,15 +137,7 @@ void convolve_channels(const ConvShape& shape, const T* padded, const T* weight,
                                                            channel_bias, output + y * out_row + channel);
     }
   };
-  int channel = 0;
-  for (; channel + 2 * kLanes<T> <= shape.out_channels; channel += 2 * kLanes<T>) {
-    block.template operator()<Vector<T>, 2>(channel);
-  }
-  for (; channel + kLanes<T> <= shape.out_channels; channel += kLanes<T>) {
-    block.template operator()<Vector<T>, 1>(channel);
-  }
-  for (; channel < shape.out_channels; ++channel)
-    block.template operator()<T, 1>(channel);
+  for_channel_blocks<T>(shape.out_channels, block);
 }
 
 template <class T>
@@ -219,15 +225,7 @@ void convolve_weight_gradient(const ConvShape& shape, const T* padded, const T* 
                                                      weight_gradient + ky * ky_size + channel);
     }
   };
-  int channel = 0;
-  for (; channel + 2 * kLanes<T> <= shape.out_channels; channel += 2 * kLanes<T>) {
-    block.template operator()<Vector<T>, 2>(channel);
-  }
-  for (; channel + kLanes<T> <= shape.out_channels; channel += kLanes<T>) {
-    block.template operator()<Vector<T>, 1>(channel);
-  }
-  for (; channel < shape.out_channels; ++channel)
-    block.template operator()<T, 1>(channel);
+  for_channel_blocks<T>(shape.out_channels, block);
 }
 
 template <class T>

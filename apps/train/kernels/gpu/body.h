@@ -1,5 +1,6 @@
 // A kernel's body is written once for two machines. The device driver (device_launch.h) runs it on a GPU. The
-// host driver (host_launch.h) runs it on a CPU, which tests it without a GPU. A body is a struct
+// host driver (tests/support/host_launch.h) runs it on a CPU, which tests it without a GPU. A body is a
+// struct
 //
 //   struct Body {
 //     struct Args { … };     the launch's arguments: plain pointers and numbers
@@ -45,6 +46,16 @@ struct ThreadIndex {
 
 /// Shared or Local of a body that needs none.
 struct NoMemory {};
+
+/// What bodies of one phase have in common.
+struct OnePhase {
+  using Shared = NoMemory;
+  using Local = NoMemory;
+  template <class Args>
+  static DDP_HD int phases(const Args&) {
+    return 1;
+  }
+};
 
 /// Two bodies in one launch. When all blocks of F have ended, the block that ended last runs L, as L's only
 /// block. So the results of F's blocks are combined without another launch.

@@ -5,32 +5,19 @@
 
 namespace ddp::train::kernels::device {
 
-DDP_LAUNCH(WithLast<Convolution<float, 28, 1, 16>, Norm<float, 16, 112>>);
-DDP_LAUNCH(WithLast<Convolution<float, 14, 16, 32>, Norm<float, 32, 112>>);
-DDP_LAUNCH(WithLast<Convolution<float, 28, 1, 16, false, float, float, float, 1, 14>, Norm<float, 16, 224>>);
-DDP_LAUNCH(WithLast<Convolution<float, 28, 1, 16, false, float, float, float, 2>, Norm<float, 16, 112>>);
-DDP_LAUNCH(WithLast<Convolution<float, 14, 16, 32, false, float, float, float, 2>, Norm<float, 32, 112>>);
-DDP_LAUNCH(WithLast<Convolution<float, 14, 16, 32, false, float, float, float, 1, 14>, Norm<float, 32, 224>>);
-DDP_LAUNCH(Convolution<float, 14, 32, 16, true>);
-DDP_LAUNCH(Convolution<float, 14, 32, 16, true, float, float, float, 1, 14>);
-DDP_LAUNCH(WithLast<Convolution<double, 28, 1, 16>, Norm<double, 16, 112>>);
-DDP_LAUNCH(WithLast<Convolution<double, 14, 16, 32>, Norm<double, 32, 112>>);
-DDP_LAUNCH(
-    WithLast<Convolution<double, 28, 1, 16, false, double, double, double, 1, 14>, Norm<double, 16, 224>>);
-DDP_LAUNCH(WithLast<Convolution<double, 28, 1, 16, false, double, double, double, 2>, Norm<double, 16, 112>>);
-DDP_LAUNCH(
-    WithLast<Convolution<double, 14, 16, 32, false, double, double, double, 2>, Norm<double, 32, 112>>);
-DDP_LAUNCH(
-    WithLast<Convolution<double, 14, 16, 32, false, double, double, double, 1, 14>, Norm<double, 32, 224>>);
-DDP_LAUNCH(Convolution<double, 14, 32, 16, true>);
-DDP_LAUNCH(Convolution<double, 14, 32, 16, true, double, double, double, 1, 14>);
-DDP_LAUNCH(WithLast<Convolution<float, 28, 1, 16, false, float, Bf16, Bf16>, Norm<float, 16, 112>>);
-DDP_LAUNCH(WithLast<Convolution<float, 14, 16, 32, false, Bf16, Bf16, Bf16>, Norm<float, 32, 112>>);
-DDP_LAUNCH(WithLast<Convolution<float, 28, 1, 16, false, float, Bf16, Bf16, 1, 14>, Norm<float, 16, 224>>);
-DDP_LAUNCH(WithLast<Convolution<float, 28, 1, 16, false, float, Bf16, Bf16, 2>, Norm<float, 16, 112>>);
-DDP_LAUNCH(WithLast<Convolution<float, 14, 16, 32, false, Bf16, Bf16, Bf16, 2>, Norm<float, 32, 112>>);
-DDP_LAUNCH(WithLast<Convolution<float, 14, 16, 32, false, Bf16, Bf16, Bf16, 1, 14>, Norm<float, 32, 224>>);
-DDP_LAUNCH(Convolution<float, 14, 32, 16, true, float, Bf16>);
-DDP_LAUNCH(Convolution<float, 14, 32, 16, true, float, Bf16, float, 1, 14>);
+// The forward passes of DeviceConvBlock, and the gradient toward its input (net_programs.h).
+#define DDP_LAUNCH_FORWARD(T, S, Side, In, Out, From)                                           \
+  DDP_LAUNCH(WithLast<Convolution<T, Side, In, Out, false, From, S, S>, Norm<T, Out, 112>>);    \
+  DDP_LAUNCH(WithLast<Convolution<T, Side, In, Out, false, From, S, S, 2>, Norm<T, Out, 112>>); \
+  DDP_LAUNCH(WithLast<Convolution<T, Side, In, Out, false, From, S, S, 1, 14>, Norm<T, Out, 224>>)
+#define DDP_LAUNCH_CONVOLUTIONS(T, S)                 \
+  DDP_LAUNCH_FORWARD(T, S, 28, 1, 16, T);             \
+  DDP_LAUNCH_FORWARD(T, S, 14, 16, 32, S);            \
+  DDP_LAUNCH(Convolution<T, 14, 32, 16, true, T, S>); \
+  DDP_LAUNCH(Convolution<T, 14, 32, 16, true, T, S, T, 1, 14>)
+
+DDP_LAUNCH_CONVOLUTIONS(float, float);
+DDP_LAUNCH_CONVOLUTIONS(double, double);
+DDP_LAUNCH_CONVOLUTIONS(float, Bf16);
 
 }  // namespace ddp::train::kernels::device

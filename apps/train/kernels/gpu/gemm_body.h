@@ -122,7 +122,7 @@ struct Gemm {
 
 /// The last operation on a product that a library has written to c, which has no gaps.
 template <class T, class B = T, class C = T>
-struct FinishProduct {
+struct FinishProduct : OnePhase {
   struct Args {
     int rows, columns;
     C* c;
@@ -132,11 +132,8 @@ struct FinishProduct {
   };
   static constexpr int kThreads = 256;
   static constexpr int kEach = 4;  ///< elements of a thread
-  using Shared = NoMemory;
-  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.rows * args.columns, kThreads * kEach); }
-  static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     DDP_UNROLL
     for (int k = 0; k < kEach; ++k) {
@@ -150,18 +147,15 @@ struct FinishProduct {
 
 /// Adds a vector to another one; one thread per element.
 template <class T>
-struct AddVector {
+struct AddVector : OnePhase {
   struct Args {
     int size;
     T* to;
     const T* from;
   };
   static constexpr int kThreads = 128;
-  using Shared = NoMemory;
-  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.size, kThreads); }
-  static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (i < args.size) args.to[i] += args.from[i];

@@ -90,7 +90,7 @@ struct ScoreTotals {
 
 /// score_image() alone; one thread per image.
 template <class T>
-struct SoftmaxLoss {
+struct SoftmaxLoss : OnePhase {
   struct Args {
     int batch;
     const T* logits;  ///< [batch][kClasses]
@@ -99,11 +99,8 @@ struct SoftmaxLoss {
     ImageScores scores;
   };
   static constexpr int kThreads = 64;
-  using Shared = NoMemory;
-  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.batch, kThreads); }
-  static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int image = at.block * kThreads + at.thread;
     if (image >= args.batch) return;

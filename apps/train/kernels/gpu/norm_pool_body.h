@@ -219,7 +219,7 @@ struct PoolWindows {
 /// result lie `image_stride` elements apart, rows `row_stride`; so the result may be the inner part of padded
 /// images.
 template <class T, int Side, int Channels, class S = T>
-struct Pool {
+struct Pool : OnePhase {
   struct Args {
     int batch;
     const S* images;
@@ -234,11 +234,8 @@ struct Pool {
   static constexpr int kHalf = Side / 2;
   static constexpr int kQuads = Channels / Windows::kLanes;
   static constexpr int kSize = kHalf * kHalf * kQuads;  ///< threads of an image
-  using Shared = NoMemory;
-  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.batch * kSize, kThreads); }
-  static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (i >= args.batch * kSize) return;
@@ -476,7 +473,7 @@ struct PooledGradient {
 /// Writes PooledGradient to memory; one thread per window and four channels. Images of the result lie
 /// `image_stride` elements apart, rows `row_stride`.
 template <class T, int Side, int Channels, class S = T>
-struct PoolGradient {
+struct PoolGradient : OnePhase {
   using From = PooledGradient<T, Side, Channels, S>;
   struct Args {
     int batch;
@@ -487,11 +484,8 @@ struct PoolGradient {
   };
   static constexpr int kThreads = 256;
   static constexpr int kSize = From::kHalf * From::kHalf * From::kQuads;  ///< threads of an image
-  using Shared = NoMemory;
-  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.batch * kSize, kThreads); }
-  static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (i >= args.batch * kSize) return;

@@ -246,7 +246,7 @@ struct Gather {
 /// multiply-add, so that SGD gives the bits of a CPU. S: storage type of the weights that the next step's
 /// kernels read. If S is not T, these weights are stored beside the parameters.
 template <class T, class S = T>
-struct Update {
+struct Update : OnePhase {
   struct Args {
     int count;
     T* parameters;
@@ -261,11 +261,8 @@ struct Update {
     S* weights;  ///< as parameters; not read or written when S is T
   };
   static constexpr int kThreads = 128;
-  using Shared = NoMemory;
-  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.count + args.running_count, kThreads); }
-  static DDP_HD int phases(const Args&) { return 1; }
 
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
@@ -310,18 +307,15 @@ struct Update {
 /// Rounds numbers to those that kernels read: parameters that Update did not write, images, gradients. One
 /// thread per number.
 template <class T, class S>
-struct RoundNumbers {
+struct RoundNumbers : OnePhase {
   struct Args {
     int count;
     const T* from;
     S* to;
   };
   static constexpr int kThreads = 128;
-  using Shared = NoMemory;
-  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.count, kThreads); }
-  static DDP_HD int phases(const Args&) { return 1; }
   static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (i < args.count) args.to[i] = static_cast<S>(args.from[i]);

@@ -107,26 +107,6 @@ TEST_CASE("hyperthreads count as one core") {
   CHECK(facts::physical_cores({0, 7}, root.path()) == 0);  // one CPU is unknown: no guess
 }
 
-TEST_CASE("GPUs are counted by CUDA_VISIBLE_DEVICES, else by the driver, else by device files") {
-  FakeRoot root;
-  const std::string proc = root.path() + "/proc";
-  const std::string dev = root.path() + "/dev";
-  CHECK(facts::gpu_count(nullptr, proc, dev) == 0);
-  for (const char* name : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia"}) {
-    root.file(std::string("/dev/") + name, "");
-  }
-  CHECK(facts::gpu_count(nullptr, proc, dev) == 3);
-  root.file("/proc/driver/nvidia/gpus/0000:01:00.0/information", "");
-  root.file("/proc/driver/nvidia/gpus/0000:02:00.0/information", "");
-  CHECK(facts::gpu_count(nullptr, proc, dev) == 2);
-  CHECK(facts::gpu_count("3", proc, dev) == 1);
-  CHECK(facts::gpu_count("0,MIG-3f5c,GPU-77", proc, dev) == 3);
-  CHECK(facts::gpu_count("0,1,-1,2", proc, dev) == 2);
-  CHECK(facts::gpu_count("", proc, dev) == 0);
-  CHECK(facts::gpu_count("-1", proc, dev) == 0);
-  CHECK(facts::gpu_count("NoDevFiles", proc, dev) == 0);
-}
-
 TEST_CASE("the facts of this machine are plausible") {
   const auto made = gather_node_facts();
   REQUIRE(made.has_value());

@@ -1,6 +1,7 @@
 // Reports of the trainer's ranks → diagnostics of the check.
 #include "launcher/check/check_diagnosis.h"
 
+#include "launcher/check/check_text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -87,17 +88,46 @@ TEST_CASE("The job of a deep check has the hosts of the check, and no files of t
   spec.report_path = "/r.json";
   spec.stdin_to_rank0 = true;
   spec.command.argv = {"python", "x"};
-  const JobSpec job = deep_job(spec, DeepTest::kHealth, "/tmp/job", "");
+  spec.host_history = "/home/ann/.local/state/ddplaunch/hosts";
+  const JobSpec job = deep_job(spec, two_nodes(), DeepTest::kHealth, "/tmp/job", "");
   CHECK(job.hosts.size() == 1);
   CHECK((job.spares == 0 && job.max_restarts == 0 && job.report_path.empty() && !job.stdin_to_rank0));
+  CHECK(job.host_history.empty());  // a test of the hosts is no failed job
   CHECK(job.command.kind == WorkerCommand::Kind::kTrain);
   CHECK(job.command.argv == Words{"health", "--json", "/dev/stdout"});
   spec.command = {WorkerCommand::Kind::kTrain, {"health", "--threads", "2"}, ""};
-  CHECK(deep_job(spec, DeepTest::kHealth, "/tmp/job", "").command.argv ==
+  CHECK(deep_job(spec, two_nodes(), DeepTest::kHealth, "/tmp/job", "").command.argv ==
         Words{"health", "--threads", "2", "--json", "/dev/stdout"});
-  const Words bench = deep_job(spec, DeepTest::kCollectives, "/tmp/job", "9.5").command.argv;
+  const Words bench = deep_job(spec, two_nodes(), DeepTest::kCollectives, "/tmp/job", "9.5").command.argv;
   CHECK(bench.front() == "bench");
   CHECK((bench[bench.size() - 2] == "--min-busbw" && bench.back() == "9.5"));
+}
+
+TEST_CASE("Between GPUs a deep check sends messages up to 1 GiB") {
+  CheckResult result = two_nodes();
+  JobSpec two_hosts;
+  two_hosts.hosts.resize(2);
+  const auto most = [&] {
+    const Words words = deep_job(two_hosts, result, DeepTest::kCollectives, "/tmp/job", "").command.argv;
+    return *(std::ranges::find(words, "-e") + 1);
+  };
+  CHECK(most() == "16M");
+  result.nodes[1].up = true;
+  result.nodes[1].hello.gpus = 8;
+  CHECK(most() == "1G");
+}
+
+TEST_CASE("A deep check says what was tested on what") {
+  DeepRun run;
+  run.test = DeepTest::kCollectives;
+  CHECK(deep_tested(run).empty());
+  run.output = R"({"schema":"ddp-train-record/1","passed":true,"tested":"tested: 8 × H100, NCCL 2.28.9"})";
+  CHECK(deep_tested(run) == "train bench: 8 × H100, NCCL 2.28.9");
+  CheckResult result = two_nodes();
+  result.tested = {deep_tested(run)};
+  JobSpec spec;
+  spec.hosts.resize(2);
+  CHECK(check_text(spec, result, {}, false).ends_with("\ntested: train bench: 8 × H100, NCCL 2.28.9\n"));
 }
 
 }  // namespace

@@ -441,4 +441,25 @@ TEST_CASE("an open interface of the plan is that of the chosen route, and the us
   CHECK(found(made) == "warning network 2: the workers' interface is ambiguous\n");
 }
 
+TEST_CASE("hosts that failed lately are warnings, with advice for bad ones") {
+  Case made = healthy_nodes(3);
+  HostRecord once, bad, unused;
+  once.host = "gpu01";
+  once.failures = 1;
+  once.causes = "lost";
+  bad.host = "gpu03";
+  bad.failures = bad.hardware = 1;
+  bad.causes = "Xid 79";
+  unused.host = "gpu09";
+  const auto found = history_diagnostics(made.spec, made.result, {once, bad, unused});
+  REQUIRE(found.size() == 2);
+  CHECK(
+      found[0] ==
+      CheckDiagnostic{CheckDiagnostic::Severity::kWarning, "history", {0}, "1 failure in 7 days (lost)", ""});
+  CHECK(found[1].nodes == std::vector<std::size_t>{2});
+  CHECK(found[1].advice ==
+        "leave it to the spares with --avoid-bad-hosts, or after a repair forget them (ddplaunch hosts "
+        "--forget)");
+}
+
 }  // namespace ddp::launcher

@@ -32,6 +32,9 @@ struct Process {
   double share = 0;  ///< of a core
   void end() { zombie = true, share = 0; }
   bool traced = false;
+  bool waits = false;    ///< in a collective
+  std::uint64_t io = 0;  ///< bytes
+  double io_rate = 0;    ///< bytes a second
 };
 
 struct Node {
@@ -72,8 +75,12 @@ class HangStage : public test::Stage {
   void command(const test::Words& words) {
     const std::string& verb = words[0];
     const auto node = [&]() -> Node& { return nodes_.at(std::stoul(words.at(1))); };
-    if (verb == "job") {  // job TIMEOUT NODES RANKS
-      timeout_ = std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(words.at(1)));
+    if (verb == "job") {  // job HANG-TIMEOUT NODES RANKS [STALL]: 0 means never
+      HangLimits limits;
+      limits.hang = std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(words.at(1)));
+      if (words.size() > 4)
+        limits.stall = std::chrono::duration_cast<std::chrono::milliseconds>(seconds_of(words.at(4)));
+      timeout_ = limits.shortest();
       const std::size_t count = std::stoul(words.at(2));
       const int ranks = std::stoi(words.at(3));
       for (std::size_t i = 0; i < count; ++i) {
@@ -84,13 +91,20 @@ class HangStage : public test::Stage {
           start(made, pid_of(i, std::to_string(rank))).rank = rank;
       }
       detector_ =
-          HangDetector(timeout_, std::vector<std::uint32_t>(count, static_cast<std::uint32_t>(ranks)), now_);
+          HangDetector(limits, std::vector<std::uint32_t>(count, static_cast<std::uint32_t>(ranks)), now_);
     } else if (verb == "cpu") {  // cpu NODE RANK SHARE
       node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).share = std::stod(words.at(3));
     } else if (verb == "burst") {  // burst NODE RANK SECONDS
       node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).cpu += seconds_of(words.at(3));
     } else if (verb == "child") {  // child NODE RANK: a child process of the rank
       start(node(), pid_of(std::stoul(words[1]), words.at(2) + "c")).leader = false;
+    } else if (verb ==
+               "spins") {  // spins NODE RANK yes|no: it uses a core in a collective, or returns from it
+      Process& process = node().processes.at(pid_of(std::stoul(words[1]), words.at(2)));
+      process.waits = words.at(3) == "yes";
+      process.share = process.waits ? 1 : 0;
+    } else if (verb == "files") {  // files NODE RANK BYTES: reads and writes so many in a second
+      node().processes.at(pid_of(std::stoul(words[1]), words.at(2))).io_rate = std::stod(words.at(3));
     } else if (verb == "print") {
       node().tracker->record_activity(now_ + node().ahead);
     } else if (verb == "ends") {  // ends NODE RANK: a clean exit
@@ -121,6 +135,11 @@ class HangStage : public test::Stage {
       REQUIRE(hung_at_);
       CHECK(*hung_at_ - start_ >= seconds_of(words.at(1)));
       CHECK(*hung_at_ - start_ <= seconds_of(words.at(2)));
+    } else if (verb == "stalls") {  // stalls NUMBER [FROM TO]: so many reports, the last one then
+      REQUIRE(stalls_.size() == std::stoul(words.at(1)));
+      if (words.size() < 3) return;
+      CHECK(stalls_.back() - start_ >= seconds_of(words.at(2)));
+      CHECK(stalls_.back() - start_ <= seconds_of(words.at(3)));
     } else if (verb == "wholes") {  // wholes NODE ATMOST
       CHECK(node().wholes <= std::stoi(words.at(2)));
     } else if (verb == "messages") {  // messages NODE ATMOST
@@ -139,15 +158,20 @@ class HangStage : public test::Stage {
     now_ += kStep;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       Node& node = nodes_[i];
-      for (auto& [pid, process] : node.processes)
+      for (auto& [pid, process] : node.processes) {
         process.cpu +=
             Time(static_cast<std::int64_t>(process.share * static_cast<double>(Time(kStep).count())));
+        process.io += static_cast<std::uint64_t>(process.io_rate * 0.05);
+      }
       if (now_ >= node.next_sample && now_ >= node.asleep_until && has_ranks(node)) sample(i);
     }
     if (now_ < master_asleep_until_) return;
     // The worst order after a sleep: the alarm comes first, then the waiting messages.
-    if (!hung_at_ && detector_.deadline() && *detector_.deadline() <= now_ && detector_.hangs(now_))
-      hung_at_ = now_;
+    if (!hung_at_ && detector_.deadline() && *detector_.deadline() <= now_) {
+      const HangDetector::Finding found = detector_.check(now_);
+      if (found == HangDetector::Finding::kHang) hung_at_ = now_;
+      if (found == HangDetector::Finding::kStall) stalls_.push_back(now_);
+    }
     while (!mail_.empty() && mail_.front().first <= now_) {
       mail_.front().second();
       mail_.pop_front();
@@ -161,13 +185,19 @@ class HangStage : public test::Stage {
     ActivityTracker& tracker = *node.tracker;
     tracker.begin_sample(theirs);
     const auto time_of = [](pid_t pid, const Process& process) {
-      return ProcessTime{pid, process.started, process.cpu / 10'000'000 * 10'000'000, process.traced,
-                         process.leader && !process.zombie};
+      return ProcessTime{pid,
+                         process.started,
+                         process.cpu / 10'000'000 * 10'000'000,
+                         process.traced,
+                         process.leader && !process.zombie,
+                         process.waits};
     };
-    const auto times_of = [&node, time_of](const std::vector<pid_t>& pids) {
+    const auto times_of = [&node, time_of](const std::vector<pid_t>& pids, bool files) {
       std::vector<ProcessTime> times;
       for (const pid_t pid : pids) {
-        if (node.processes.count(pid) > 0) times.push_back(time_of(pid, node.processes[pid]));
+        if (node.processes.count(pid) == 0) continue;
+        times.push_back(time_of(pid, node.processes[pid]));
+        if (files) times.back().io = node.processes[pid].io;
       }
       return times;
     };
@@ -180,11 +210,11 @@ class HangStage : public test::Stage {
     }
     if (node.held) {
       tracker.record_activity(theirs);
-    } else if (!tracker.add_sample(times_of(few), false, theirs) &&
-               !tracker.add_sample(times_of(node.known), false, theirs) && tracker.whole_due(theirs)) {
+    } else if (!tracker.add_sample(times_of(few, false), false, theirs) &&
+               !tracker.add_sample(times_of(node.known, true), false, theirs) && tracker.whole_due(theirs)) {
       node.known = all;
       ++node.wholes;
-      tracker.add_sample(times_of(all), true, theirs);
+      tracker.add_sample(times_of(all, true), true, theirs);
     }
     const auto change = tracker.poll_change(theirs);
     if (!change) return;
@@ -193,7 +223,7 @@ class HangStage : public test::Stage {
     const bool quiet = change->quiet;
     const auto deliver = [this, index, quiet, since] {
       if (quiet)
-        detector_.quiet(index, since);
+        detector_.quiet(index, since, false);
       else
         detector_.alive(index);
     };
@@ -208,6 +238,7 @@ class HangStage : public test::Stage {
   HangDetector detector_;
   std::deque<std::pair<Time, std::function<void()>>> mail_;
   std::optional<Time> hung_at_;
+  std::vector<Time> stalls_;
   std::uint64_t started_ = 0;
 };
 
@@ -315,34 +346,57 @@ TEST_CASE("processes that were active are sampled first") {
   CHECK(tracker.pacemakers() == std::vector<pid_t>{8});
 }
 
+using Finding = HangDetector::Finding;
+
 TEST_CASE("a check that comes far too late finds no hang, and counting starts again") {
-  HangDetector detector(8s, {1}, Time(0));
-  detector.quiet(0, Time(0));
+  HangDetector detector({8s}, {1}, Time(0));
+  detector.quiet(0, Time(0), false);
   const Time due = 8s + 1s + 1s;  // timeout, sampling period, travel
   REQUIRE(detector.deadline() == due);
-  CHECK_FALSE(detector.hangs(due - 1ns));
-  CHECK(detector.hangs(due + 800ms));
-  CHECK_FALSE(detector.hangs(due + 800ms + 1ns));
+  CHECK(detector.check(due - 1ns) == Finding::kNone);
+  CHECK(detector.check(due + 800ms) == Finding::kHang);
+  CHECK(detector.check(due + 800ms + 1ns) == Finding::kNone);
   CHECK(detector.deadline() == due + 800ms + 1ns + due);
 }
 
 TEST_CASE("without a timeout no hang is found") {
   HangDetector detector;
-  detector.quiet(0, 1s);
+  detector.quiet(0, 1s, true);
   detector.alive(3);
   detector.rank_ended(0, 1s);
   detector.node_gone(0, 1s);
   CHECK_FALSE(detector.deadline());
-  CHECK_FALSE(detector.hangs(1000s));
+  CHECK(detector.check(1000s) == Finding::kNone);
+}
+
+TEST_CASE("a check that an inspection has delayed is not late") {
+  HangDetector detector({8s}, {1}, Time(0));
+  detector.quiet(0, Time(0), false);
+  detector.resume(15s);
+  CHECK(detector.check(15s) == Finding::kHang);
+}
+
+TEST_CASE("by steps a job hangs only where all workers report them, and stalls in any case") {
+  HangDetector detector({8s, true, 20s}, {1, 1}, Time(0));
+  detector.quiet(0, Time(0), true);
+  detector.quiet(1, Time(0), false);
+  CHECK(detector.deadline() == 22s);
+  CHECK(detector.check(22s) == Finding::kStall);
+  CHECK(detector.deadline() == 62s);
+  detector.alive(1);
+  detector.quiet(1, 60s, true);
+  CHECK(detector.deadline() == 70s);
+  CHECK(detector.check(70s) == Finding::kHang);
 }
 
 using Nodes = std::vector<std::size_t>;
+using Purpose = HangInvestigation::Purpose;
 
 /// Ranks 0 and 1 on "a", rank 2 on "b". All are quiet since 100 s.
 HangInvestigation quiet_job() {
-  HangInvestigation hang(60s, {{"a", 0, 2}, {"b", 2, 1}}, 100s);
-  hang.quiet(0, 100s);
-  hang.quiet(1, 100s);
+  HangInvestigation hang({60s}, {{"a", 0, 2}, {"b", 2, 1}}, 100s);
+  hang.quiet(0, 100s, false);
+  hang.quiet(1, 100s, false);
   return hang;
 }
 
@@ -367,10 +421,10 @@ rendezvous::Inspection last() {
 }
 
 TEST_CASE("hang investigation: none is found without a timeout, or before an attempt") {
-  HangInvestigation off(0s, {{"a", 0, 2}}, 0s);
-  off.quiet(0, 0s);
+  HangInvestigation off({}, {{"a", 0, 2}}, 0s);
+  off.quiet(0, 0s, false);
   CHECK_FALSE(off.deadline());
-  CHECK_FALSE(off.hangs(1h));
+  CHECK(off.check(1h) == Finding::kNone);
   CHECK_FALSE(HangInvestigation().deadline());
   CHECK_FALSE(HangInvestigation().complete(1h));
 }
@@ -380,10 +434,10 @@ TEST_CASE("hang investigation: nodes with live workers are asked, and the answer
   REQUIRE(hang.deadline());
   const auto due = *hang.deadline();
   CHECK(due > 160s);
-  CHECK_FALSE(hang.hangs(due - 1ns));
-  CHECK(hang.hangs(due));
+  CHECK(hang.check(due - 1ns) == Finding::kNone);
+  CHECK(hang.check(due) == Finding::kHang);
   CHECK_FALSE(hang.inspecting());
-  CHECK(hang.begin({}, 162s) == Nodes{0, 1});
+  CHECK(hang.begin(Purpose::kHang, {}, 162s) == Nodes{0, 1});
   CHECK(hang.inspecting());
   CHECK(*hang.deadline() == 162s + 15s);
   hang.answer(0, state_of(0, "sleeping in poll"));
@@ -393,7 +447,8 @@ TEST_CASE("hang investigation: nodes with live workers are asked, and the answer
   hang.answer(1, state_of(2, "running"));
   hang.answer(1, last());
   CHECK(hang.complete(162s));
-  CHECK(hang.conclude("/jobs/j/hang.txt") ==
+  hang.conclude("/jobs/j/hang.txt", 162s);
+  CHECK(hang.hung_text("/jobs/j/hang.txt") ==
         "the job hung: no worker printed anything or used CPU time for 62.0 s\n"
         "rank 2 on b: running\n"
         "ranks 0-1 on a: sleeping in poll\n"
@@ -406,28 +461,30 @@ TEST_CASE("hang investigation: nodes with live workers are asked, and the answer
 
 TEST_CASE("hang investigation: the stacks may give a hint") {
   HangInvestigation hang = quiet_job();
-  hang.begin({}, 162s);
+  hang.begin(Purpose::kHang, {}, 162s);
   rendezvous::Inspection stuck = state_of(2, "running");
   stuck.text = "#5  0x00007fe8 in c10d::TCPStore::TCPStore(std::string, c10d::TCPStoreOptions const&) ()\n";
   hang.answer(1, stuck);
-  const std::string text = hang.conclude("f");
+  hang.conclude("f", 230s);
+  const std::string text = hang.hung_text("f");
   CHECK(text.find("\nstacks and state of each rank: f\nhint: rank 2 is still connecting to a store.") !=
         std::string::npos);
 }
 
 TEST_CASE("hang investigation: it ends after its time without the missing answers") {
   HangInvestigation hang = quiet_job();
-  hang.begin({}, 162s);
+  hang.begin(Purpose::kHang, {}, 162s);
   hang.answer(0, state_of(0, "running"));
   hang.answer(0, last());
   CHECK_FALSE(hang.complete(177s - 1ns));
   CHECK(hang.complete(177s));
-  CHECK(hang.conclude("f").find("\nranks 1-2 on a and b: no answer\n") != std::string::npos);
+  hang.conclude("f", 240s);
+  CHECK(hang.hung_text("f").find("\nranks 1-2 on a and b: no answer\n") != std::string::npos);
 }
 
 TEST_CASE("hang investigation: a lost node is not waited for") {
   HangInvestigation hang = quiet_job();
-  hang.begin({}, 162s);
+  hang.begin(Purpose::kHang, {}, 162s);
   hang.answer(0, last());
   CHECK_FALSE(hang.complete(163s));
   hang.node_gone(1, 163s);
@@ -441,15 +498,16 @@ TEST_CASE("hang investigation: a node that was lost before is neither waited for
   hang.node_gone(1, 163s);
   REQUIRE(hang.deadline());
   CHECK(*hang.deadline() > 163s + 60s);  // the loss is activity
-  CHECK(hang.begin({}, 230s) == Nodes{0});
+  CHECK(hang.begin(Purpose::kHang, {}, 230s) == Nodes{0});
 }
 
 TEST_CASE("hang investigation: ranks that have ended are not asked") {
   HangInvestigation hang = quiet_job();
   hang.rank_ended(1, 110s);  // rank 2, the only one of its node
   hang.rank_ended(0, 120s);  // rank 0
-  CHECK(hang.begin({0, 2}, 190s) == Nodes{0});
-  const std::string text = hang.conclude("f");
+  CHECK(hang.begin(Purpose::kHang, {0, 2}, 190s) == Nodes{0});
+  hang.conclude("f", 230s);
+  const std::string text = hang.hung_text("f");
   CHECK(text.find("\nrank 1 on a: no answer\n") != std::string::npos);
   CHECK(text.find("for 70.0 s") != std::string::npos);  // an end is activity
 }
@@ -457,51 +515,93 @@ TEST_CASE("hang investigation: ranks that have ended are not asked") {
 TEST_CASE("hang investigation: progress cancels the inspection, and a later hang starts a new one") {
   HangInvestigation hang = quiet_job();
   CHECK_FALSE(hang.cancel());
-  hang.begin({}, 162s);
+  hang.begin(Purpose::kHang, {}, 162s);
   hang.answer(0, state_of(0, "running"));
   hang.alive(0);
   CHECK(hang.cancel());
   CHECK_FALSE(hang.inspecting());
   CHECK_FALSE(hang.cancel());
   CHECK_FALSE(hang.deadline());  // node 0 is active
-  hang.quiet(0, 170s);
-  CHECK(hang.begin({}, 240s) == Nodes{0, 1});
-  CHECK(hang.conclude("f").find("running") == std::string::npos);  // of the first inspection
+  hang.quiet(0, 170s, false);
+  CHECK(hang.begin(Purpose::kHang, {}, 240s) == Nodes{0, 1});
+  hang.conclude("f", 240s);
+  CHECK(hang.hung_text("f").find("running") == std::string::npos);  // of the first inspection
 }
 
 TEST_CASE("hang investigation: the rank that alone is behind has hung") {
   HangInvestigation hang = quiet_job();
-  hang.begin({}, 162s);
+  hang.begin(Purpose::kHang, {}, 162s);
   hang.answer(0, at_step(0, 8));
   hang.answer(0, at_step(1, 7));
   hang.answer(1, at_step(2, 8));
   CHECK(hang.hung().empty());  // before the conclusion
-  hang.conclude("f");
+  hang.conclude("f", 240s);
   CHECK(hang.hung() == std::vector<std::uint32_t>{1});
 }
 
 TEST_CASE("hang investigation: answers to a cancelled inspection do not count in the next one") {
   HangInvestigation hang = quiet_job();
-  hang.begin({}, 162s);
+  hang.begin(Purpose::kHang, {}, 162s);
   hang.answer(0, at_step(0, 8));
   hang.answer(0, at_step(1, 7));
   CHECK(hang.cancel());
   hang.rank_ended(1, 170s);
-  CHECK(hang.begin({2}, 240s) == Nodes{0});  // node 1 has no live rank any more
+  CHECK(hang.begin(Purpose::kHang, {2}, 240s) == Nodes{0});  // node 1 has no live rank any more
   hang.answer(0, last());
   CHECK(hang.complete(240s));
-  hang.conclude("f");
+  hang.conclude("f", 240s);
   CHECK(hang.hung().empty());
 }
 
 TEST_CASE("hang investigation: when several ranks are behind, none is known to have hung") {
   HangInvestigation hang = quiet_job();
-  hang.begin({}, 162s);
+  hang.begin(Purpose::kHang, {}, 162s);
   hang.answer(0, at_step(0, 7));
   hang.answer(0, at_step(1, 7));
   hang.answer(1, at_step(2, 8));
-  hang.conclude("f");
+  hang.conclude("f", 240s);
   CHECK(hang.hung().empty());
+}
+
+TEST_CASE("hang investigation: a user may ask at any time, which changes nothing") {
+  HangInvestigation hang = quiet_job();
+  hang.alive(0);
+  CHECK(hang.begin(Purpose::kAsked, {}, 110s) == Nodes{0, 1});
+  const rendezvous::Inspect order = hang.order(3);
+  CHECK(order.attempt == 3);
+  CHECK_FALSE(order.unless_active);
+  CHECK_FALSE(order.debuggers);
+  CHECK_FALSE(hang.cancel());  // progress does not end it
+  hang.answer(0, state_of(0, "sleeping in poll"));
+  hang.answer(0, state_of(1, "stopped by a signal"));
+  hang.answer(1, state_of(2, "running"));
+  const HangVerdict verdict = hang.conclude("f", 111s);
+  CHECK(verdict.kind == HangVerdict::Kind::kActive);
+  CHECK(verdict.text == "rank 1 is stopped by a signal");
+  CHECK(verdict.ranks == std::vector<int>{1});
+  CHECK(verdict.files.empty());
+  CHECK(verdict.text_of("activity").empty());
+  CHECK(hang.hung().empty());
+}
+
+TEST_CASE("hang investigation: a stall is inspected without debuggers, and a later hang with them") {
+  HangInvestigation hang({60s, false, 20s}, {{"a", 0, 2}}, 100s);
+  hang.quiet(0, 100s, true);
+  CHECK(hang.check(*hang.deadline()) == Finding::kStall);
+  hang.begin(Purpose::kStall, {}, 124s);
+  CHECK(hang.order(0).unless_active);
+  CHECK_FALSE(hang.order(0).debuggers);
+  hang.answer(0, at_step(0, 8));
+  hang.answer(0, at_step(1, 7));
+  const HangVerdict verdict = hang.conclude("f", 125s);
+  CHECK(verdict.kind == HangVerdict::Kind::kStalled);
+  CHECK(verdict.text == "rank 1 is behind: the last reported step is 7, that of other ranks is 8");
+  CHECK(verdict.confidence == HangVerdict::Confidence::kMedium);
+  CHECK(verdict.files == "f");
+  CHECK(verdict.quiet == 24s);
+  CHECK(hang.hung().empty());  // nothing is killed
+  hang.begin(Purpose::kHang, {}, 170s);
+  CHECK(hang.order(0).debuggers);
 }
 
 using Lines = std::vector<std::string>;
@@ -512,10 +612,7 @@ TEST_CASE("ranks that differ from the others are named first") {
     report.add(rank, rank < 4 ? "gpu01" : "gpu02", rank == 6 ? "running" : "sleeping in poll");
   CHECK(report.lines() ==
         Lines{"rank 6 on gpu02: running", "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll"});
-  CHECK(report.text(60s) ==
-        "no worker printed anything or used CPU time for 60.0 s\n"
-        "rank 6 on gpu02: running\n"
-        "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll");
+  CHECK(report.activity(60s) == "no worker printed anything or used CPU time for 60.0 s");
 }
 
 TEST_CASE("ranks in the same state share one line") {
@@ -560,6 +657,31 @@ TEST_CASE("ranks that wait for a store without a server get a hint") {
         "while TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/users/store.md)");
 }
 
+// The text of NCCL's documentation, chapter RAS, shortened.
+constexpr const char* kRasText =
+    "NCCL version 2.24.3 compiled with CUDA 12.5\nJob summary\n===========\n\n  Nodes  Processes\n      4    "
+    "      8\n"
+    "\nErrors\n======\n\nWarnings\n========\n\n#0-0 (27a079b828ff1a75) MISMATCH\n"
+    "  Communicator ranks have different collective operation counts\n  26 ranks have launched up to "
+    "operation 6650\n"
+    "  6 ranks have launched up to operation 6649\n";
+
+TEST_CASE("what NCCL finds is one line, and one more witness") {
+  const std::string line =
+      "#0-0 (27a079b828ff1a75) MISMATCH; Communicator ranks have different collective operation counts; 26 "
+      "ranks "
+      "have launched up to operation 6650; 6 ranks have launched up to operation 6649";
+  CHECK(ras_findings(kRasText) == line);
+  CHECK(ras_findings("Errors\n======\n\nWarnings\n========\n").empty());
+  CHECK(ras_findings("nothing of NCCL").empty());
+  const std::string flood = "Errors\n======\n" + std::string(1 << 20, 'x') + "\n\x1b[31m\n";
+  CHECK(ras_findings(flood).size() == kRasBytes);
+  HangReport report;
+  report.add_stacks(0, "== NCCL RAS, 127.0.0.1:28028\n" + std::string(kRasFindings) + "a\x1b\nErrors\n");
+  report.add_stacks(1, std::string(kRasFindings) + "b\n");
+  CHECK(report.ras() == "a\\x1b");
+}
+
 TEST_CASE("the rank that is behind by its reported step is named, and killed first") {
   HangReport report;
   for (std::uint32_t rank = 0; rank < 4; ++rank)
@@ -571,20 +693,16 @@ TEST_CASE("the rank that is behind by its reported step is named, and killed fir
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     report.add_step(rank, rank == 2 ? 11 : 12);
   CHECK(report.behind() == std::vector<std::uint32_t>{2});
-  CHECK(
-      report.text(std::chrono::seconds(12)) ==
-      "no worker reported a step or printed anything for 12.0 s: rank 2 is behind: the last reported step is "
-      "11, that of other ranks is 12\n"
-      "rank 2 on gpu01: at step 11: running\n"
-      "ranks 0-1,3 on gpu01: at step 12: sleeping in poll");
+  CHECK(report.activity(12s) == "no worker reported a step or printed anything for 12.0 s");
+  CHECK(report.behind_text() == "rank 2 is behind: the last reported step is 11, that of other ranks is 12");
 }
 
 TEST_CASE("durations are rounded for reading") {
   HangReport report;
   report.add(0, "a", "running");
-  CHECK(report.text(2500ms).starts_with("no worker printed anything or used CPU time for 2.5 s\n"));
-  CHECK(report.text(2040ms).starts_with("no worker printed anything or used CPU time for 2.0 s\n"));
-  CHECK(report.text(65300ms).starts_with("no worker printed anything or used CPU time for 65.3 s\n"));
+  CHECK(report.activity(2500ms).ends_with("for 2.5 s"));
+  CHECK(report.activity(2040ms).ends_with("for 2.0 s"));
+  CHECK(report.activity(65300ms).ends_with("for 65.3 s"));
 }
 
 }  // namespace

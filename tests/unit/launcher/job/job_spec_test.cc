@@ -1,5 +1,10 @@
 #include "launcher/job/job_spec.h"
 
+#include <boost/pfr/core.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "rendezvous/protocol/message.h"
 #include "tests/support/catch.h"
 
@@ -33,8 +38,13 @@ rendezvous::JobStart masters() {
   job.master_timeout_ms = 1;
   job.link_grace_ms = 2;
   job.credit = 3;
-  job.hang_timeout_ms = 4;
+  job.activity_timeout_ms = 4;
+  job.may_restart = false;
+  job.stop_leaders = true;
   job.setup = {"echo master"};
+  job.predecessor = {5};
+  job.predecessor_clock_ns = 6;
+  job.keepers = {7};
   return job;
 }
 
@@ -61,7 +71,18 @@ TEST_CASE("settings of the whole job come from the master") {
   CHECK(job.master_timeout_ms == 1);
   CHECK(job.link_grace_ms == 2);
   CHECK(job.credit == 3);
-  CHECK(job.hang_timeout_ms == 4);
+  CHECK(job.activity_timeout_ms == 4);
+  CHECK(!job.may_restart);
+  CHECK(job.stop_leaders);
+  CHECK(job.predecessor == std::vector<std::uint32_t>{5});
+  CHECK(job.predecessor_clock_ns == 6);
+  CHECK(job.keepers == std::vector<std::uint32_t>{7});
+}
+
+TEST_CASE("each field of a job is the node's own or the master's") {
+  // A new field: is it a setting of the whole job (check it above), or does it say what runs on a node (clear
+  // it in lay_over)?
+  CHECK(boost::pfr::tuple_size_v<rendezvous::JobStart> == 22);
 }
 
 TEST_CASE("a worker count that must be detected is planned by the master") {

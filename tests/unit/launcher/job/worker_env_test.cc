@@ -92,6 +92,18 @@ TEST_CASE("a worker fact overrides the user's value, other variables do not") {
     CHECK_FALSE(is_worker_fact(name));
 }
 
+TEST_CASE("the hook comes before the user's PYTHONPATH") {
+  WorkerFacts facts = unequal_world(0, 1);
+  facts.python_hook = "/tmp/ddplaunch-abcdef";
+  CHECK_FALSE(find_env(worker_env(facts, {}).vars, "PYTHONPATH"));  // without a socket it has no purpose
+  facts.sockets.server = "/tmp/ddplaunch-abcdef/d1.1";
+  const WorkerEnv alone = worker_env(facts, {{"PYTHONPATH", ""}});
+  CHECK(*find_env(alone.vars, "PYTHONPATH") == "/tmp/ddplaunch-abcdef");
+  CHECK(*find_env(alone.vars, "DDPLAUNCH_DIAGNOSIS") == "/tmp/ddplaunch-abcdef/d1.1");
+  CHECK(*find_env(worker_env(facts, {{"PYTHONPATH", "/me::"}}).vars, "PYTHONPATH") ==
+        "/tmp/ddplaunch-abcdef:/me::");
+}
+
 TEST_CASE("attributes of telemetry are added to the user's") {
   const WorkerEnv made =
       worker_env(unequal_world(0, 1), {{"OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test"}});
@@ -149,11 +161,15 @@ TEST_CASE("an absent value sets no variable") {
   CHECK_FALSE(find_env(made.vars, "CUDA_VISIBLE_DEVICES"));
 }
 
-TEST_CASE("chosen devices reach every worker of the node, and MIG names are passed on") {
+TEST_CASE("chosen devices reach every worker of the node, and each worker gets its own instance of a GPU") {
   WorkerFacts facts = unequal_world(0, 1);
-  facts.devices = {"0", "MIG-3f5c"};
-  CHECK(*find_env(worker_env(facts, {{"CUDA_VISIBLE_DEVICES", "5"}}).vars, "CUDA_VISIBLE_DEVICES") ==
-        "0,MIG-3f5c");
+  const auto visible = [&facts] {
+    return *find_env(worker_env(facts, {{"CUDA_VISIBLE_DEVICES", "5"}}).vars, "CUDA_VISIBLE_DEVICES");
+  };
+  facts.devices = {"0", "GPU-77"};
+  CHECK(visible() == "0,GPU-77");
+  facts.devices = {"MIG-3f5c", "MIG-4a6d"};  // CUDA uses only the first of several
+  CHECK(visible() == "MIG-4a6d");
 }
 
 TEST_CASE("with --store worker rank 0 serves the port itself") {

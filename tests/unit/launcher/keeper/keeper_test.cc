@@ -47,7 +47,7 @@ class LinkBench {
   UniqueFd keeper_;
 
  public:
-  KeeperLink link;
+  KeeperSocket link;
 };
 
 TEST_CASE("every packet of an agent carries its lease, which a renewal repeats") {

@@ -61,6 +61,33 @@ TEST_CASE("a bar is shown in the next frame and removed by its line") {
   CHECK(d.lines == "[0] 10%\n[0] done\n");
 }
 
+TEST_CASE("the footer is below the bars, and gone with them") {
+  Driver d;
+  LiveBoard::Entry out = entry_of(0);
+  LiveBoard::Entry err = entry_of(0, 2);
+  d.board.set_footer("CPU 3.0 of 8 cores");
+  d.add(err, "Password: ");
+  d.pass(seconds(1));
+  CHECK(d.rows(2) == "[0] Password:\n");  // no bar
+  d.add(err, "\n");
+  d.add(out, "\r10%");
+  d.pass(LiveBoard::kFrame);
+  CHECK(d.rows(1) == "[0] 10%\nCPU 3.0 of 8 cores\n");
+  d.add(err, "\r20%");
+  CHECK(d.board.take_change(1));
+  d.pass(LiveBoard::kFrame);
+  CHECK(d.board.take_change(1));  // the footer moves
+  CHECK(d.rows(1) + d.rows(2) == "[0] 10%\n[0] 20%\nCPU 3.0 of 8 cores\n");
+  d.board.set_footer("CPU 4.0 of 8 cores");
+  CHECK(d.board.take_change(2));
+  CHECK(d.rows(2) == "[0] 20%\nCPU 4.0 of 8 cores\n");
+  d.board.set_footer("CPU 4.0 of 8 cores");
+  CHECK_FALSE(d.board.take_change(2));
+  d.add(err, "\ndone\n");
+  CHECK(d.board.take_change(1));
+  CHECK(d.rows(1) == "[0] 10%\nCPU 4.0 of 8 cores\n");
+}
+
 TEST_CASE("a finished bar leaves the board as a line after a pause") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);

@@ -12,7 +12,7 @@
 #include "base/unique_fd.h"
 #include "launcher/keeper/keeper.h"
 #include "launcher/master/master_links.h"
-#include "remote/shells/command_shell.h"
+#include "remote/transports/command_transport.h"
 #include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 
@@ -126,6 +126,21 @@ TEST_CASE("hang diagnostics are limited per attempt") {
   // Attempts must not alternate, for then the sizes would have no bound.
   inspection.attempt = 0;
   inspection.text.clear();
+  CHECK_FALSE(limits.admit(inspection).has_value());
+}
+
+TEST_CASE("each inspection has the whole room, and what the last one told is given back") {
+  using Admission = NodeLimits::Admission;
+  NodeLimits limits(500);
+  rendezvous::Inspection inspection;
+  inspection.text.assign(NodeLimits::kInspected / 2, 'x');
+  rendezvous::WorkerCollectives dump;
+  dump.log.assign(limits.kept_limit() / 2, 'x');
+  for (int i = 0; i < 5; ++i) {
+    limits.begin_inspection();
+    CHECK(limits.admit(inspection).has_value());
+    CHECK(*limits.admit(dump) == Admission::kTake);
+  }
   CHECK_FALSE(limits.admit(inspection).has_value());
 }
 
@@ -337,9 +352,9 @@ class FakeChannel final : public remote::Channel {
   std::uint16_t port_;
 };
 
-class FakeShell final : public remote::RemoteShell {
+class FakeTransport final : public remote::Transport {
  public:
-  FakeShell(asio::io_context& loop, std::uint16_t port) : loop_(loop), port_(port) {}
+  FakeTransport(asio::io_context& loop, std::uint16_t port) : loop_(loop), port_(port) {}
   Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host, std::vector<std::string>,
                                                            remote::Deadline) override {
     auto made = std::make_unique<FakeChannel>(loop_, port_);
@@ -385,12 +400,12 @@ Awaitable<> answer_pings(Socket& node, const bool& silent) {
 TEST_CASE("a node is probed from its third missed Ping on, and a healthy one never") {
   asio::io_context loop(1);
   const Port port;
-  FakeShell shell(loop, port.number);
+  FakeTransport transport(loop, port.number);
   remote::Host host;
   host.name = "gpu01";
   Events events;
   const std::vector<remote::Host> hosts{host};
-  MasterLinks links(loop, hosts, 1, shell, shell, {.argv = {"ddplaunchd"}}, events);
+  MasterLinks links(loop, hosts, 1, transport, transport, {.argv = {"ddplaunchd"}}, events);
   links.start_all(10s);
   const auto run_until = [&loop](const auto& over) {
     const auto limit = std::chrono::steady_clock::now() + 10s;
@@ -400,7 +415,7 @@ TEST_CASE("a node is probed from its third missed Ping on, and a healthy one nev
   };
   REQUIRE(run_until([&] { return events.hellos == 1; }));
   bool silent = false;
-  spawn(loop.get_executor(), answer_pings(shell.channel->node, silent));
+  spawn(loop.get_executor(), answer_pings(transport.channel->node, silent));
   links.ping_every(20ms);
   loop.run_for(300ms);
   CHECK(port.connections() == 0);

@@ -33,13 +33,13 @@ rendezvous::WorkerExited exit_of(std::uint8_t code, std::uint8_t signal = 0) {
   return end;
 }
 
-TEST_CASE("only the first log of each rank counts, so that a node cannot fill memory") {
+TEST_CASE("only the newest log of each rank counts, so that a node cannot fill memory") {
   FailureLog log;
   log.begin_attempt(0, 0s);
   log.job_hung(Error{ErrorCode::kHung, "the job hung", 0}, {1s, 1s});
+  log.collectives(collectives_of(1, true), 2);
   log.collectives(collectives_of(0, true), 2);
   log.collectives(collectives_of(1, false), 2);
-  log.collectives(collectives_of(1, true), 2);
   log.diagnose_collectives();
   REQUIRE(log.root_cause() != nullptr);
   INFO(log.root_cause()->waited_for);
@@ -71,6 +71,59 @@ TEST_CASE("the logs of others explain a cause only if it gave up in an operation
     CHECK(log.root_cause()->waited_for ==
           (waits ? "rank 2 has not started barrier 2 that ranks 0-1 wait in" : ""));
   }
+}
+
+TEST_CASE("so do they where PyTorch's watchdog has aborted the rank, which leaves no log") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.worker_failed({"gpu01", 0, 0}, exit_of(0, SIGABRT), {1s, 1s});
+  log.collectives(collectives_of(1, true, 3), 3);
+  log.collectives(collectives_of(2, false, 3), 3);
+  log.diagnose_collectives();
+  CHECK(log.root_cause()->waited_for == "rank 2 has not started barrier 2 that rank 1 waits in");
+}
+
+using Verdict = HangVerdict;
+
+Verdict by_processes(Verdict::Kind kind) {
+  Verdict verdict;
+  verdict.kind = kind;
+  verdict.text = "no worker printed anything";
+  verdict.witnesses = {{"activity", 0, verdict.text}};
+  return verdict;
+}
+
+TEST_CASE("the verdict on a hang is what the recorders say, and certain where all ranks have told") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.collectives(collectives_of(0, true, 3), 3);
+  log.collectives(collectives_of(2, false, 3), 3);
+  log.name_hang(by_processes(Verdict::Kind::kStalled));
+  REQUIRE(log.end().hang);
+  CHECK(log.end().hang->text == "rank 2 has not started barrier 2 that rank 0 waits in");
+  CHECK(log.end().hang->ranks == std::vector<int>{2});
+  CHECK(log.end().hang->confidence == Verdict::Confidence::kMedium);
+  log.worker_ended_well({"gpu01", 1, 1}, {1s, 1s});
+  log.name_hang(by_processes(Verdict::Kind::kStalled));
+  CHECK(log.end().hang->confidence == Verdict::Confidence::kHigh);
+  REQUIRE(log.end().hang->witnesses.size() == 2);
+  CHECK(log.end().hang->witnesses[0].source == "flight recorder");
+  CHECK(log.end().hang->witnesses[0].ranks == 2);
+  log.begin_inspection();  // what the ranks told before is old
+  log.name_hang(by_processes(Verdict::Kind::kActive));
+  CHECK(log.end().hang->text == "no worker printed anything");
+  log.hang_over();
+  CHECK_FALSE(log.end().hang);
+}
+
+TEST_CASE("a rank that is merely later than others is no verdict while the job is active") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.collectives(collectives_of(0, false), 2);
+  log.collectives(collectives_of(1, false), 2);
+  log.name_hang(by_processes(Verdict::Kind::kActive));
+  CHECK(log.end().hang->text == "no worker printed anything");
+  CHECK(log.end().hang->text_of("flight recorder") == "no rank waits in a collective");
 }
 
 TEST_CASE("a failure has its own times, evidence and last output") {

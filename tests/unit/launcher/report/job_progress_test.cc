@@ -18,7 +18,7 @@ using Kind = JournalEvent::Kind;
 using Phase = JobProgress::Phase;
 
 const std::uint64_t kNoLoss = std::bit_cast<std::uint64_t>(std::nan(""));
-const std::vector<std::uint64_t> kNone(StepDurations().counts.size());
+const std::vector<std::uint64_t> kNone;
 
 StepDurations steps_of(std::chrono::milliseconds each, std::uint64_t steps) {
   StepDurations durations;
@@ -45,11 +45,14 @@ struct Job {
   }
   void steps(int second, std::uint64_t rank_0, std::uint64_t rank_1) {
     progress.take_steps(
-        {attempt, {0, 1}, {rank_0, rank_1}, {kNoLoss, kNoLoss}, {"", ""}, {0, 0}, {0, 0}, kNone},
+        {attempt, {0, 1}, {rank_0, rank_1}, {kNoLoss, kNoLoss}, {"", ""}, {0, 0}, {0, 0}, {0, 0}, kNone},
         std::chrono::seconds(second));
   }
   /// Takes a report of one rank: `durations` of its steps since the last one.
   void measured(int second, std::uint32_t rank, const StepDurations& durations) {
+    std::vector<std::uint64_t> pairs;
+    for (const auto& [bucket, steps] : durations.counts)
+      pairs.insert(pairs.end(), {bucket, steps});
     progress.take_steps({attempt,
                          {rank},
                          {static_cast<std::uint64_t>(second)},
@@ -57,7 +60,8 @@ struct Job {
                          {""},
                          {durations.steps()},
                          {std::bit_cast<std::uint64_t>(durations.seconds)},
-                         {durations.counts.begin(), durations.counts.end()}},
+                         {std::bit_cast<std::uint64_t>(durations.waited)},
+                         pairs},
                         std::chrono::seconds(second));
   }
   JobProgress::Figures at(int second) const { return progress.figures(std::chrono::seconds(second)); }
@@ -231,7 +235,7 @@ TEST_CASE("in a short time the workers' own measurement is the duration of a ste
 TEST_CASE("a rank that reports late does not spoil the duration of a step") {
   Job job;
   job.run(0);
-  job.progress.take_steps({0, {0}, {110}, {kNoLoss}, {""}, {0}, {0}, kNone}, 9s);
+  job.progress.take_steps({0, {0}, {110}, {kNoLoss}, {""}, {0}, {0}, {0}, kNone}, 9s);
   job.steps(10, 111, 100);
   CHECK_FALSE(job.at(10).step_seconds);
   job.steps(14, 115, 102);
@@ -246,16 +250,30 @@ TEST_CASE("each step of each rank is counted by its duration") {
   job.run(50, 1);
   job.measured(60, 0, steps_of(400s, 1));
   const StepDurations durations = job.at(60).durations;
-  CHECK(durations.counts == StepDurations{{0, 0, 0, 50, 10, 0, 0, 0, 0, 0, 0, 0, 1}}.counts);
+  CHECK(durations.counts == StepDurations{{{33, 50}, {50, 10}, {141, 1}}}.counts);
   CHECK(durations.seconds == 402);
+}
+
+TEST_CASE("a bucket is so narrow that a percentile in it is right within 10 %") {
+  CHECK(StepDurations::bound(0) == 0.001);
+  CHECK(StepDurations::bound(StepDurations::kBounds - 1) >= 600);
+  for (std::uint32_t bucket = 0; bucket < StepDurations::kBounds; ++bucket) {
+    const double bound = StepDurations::bound(bucket);
+    CHECK(StepDurations::bucket_of(bound) == bucket);
+    CHECK(StepDurations::bucket_of(bound * 1.001) == bucket + 1);
+    CHECK(StepDurations::bound(bucket + 1) / bound < 1.1);
+  }
+  CHECK(StepDurations::bucket_of(0) == 0);
+  CHECK(StepDurations::bucket_of(1e9) == StepDurations::kBounds);
 }
 
 TEST_CASE("durations that a node cannot have measured are not counted") {
   Job job;
   job.run(0);
   for (const double seconds : {-1.0, 2e9, std::nan(""), HUGE_VAL})
-    job.measured(1, 0, StepDurations{{1}, seconds});
-  job.measured(1, 0, StepDurations{{StepDurations::kMost + 1}, 1});
+    job.measured(1, 0, StepDurations{{{0, 1}}, seconds});
+  job.measured(1, 0, StepDurations{{{0, StepDurations::kMost + 1}}, 1});
+  job.measured(1, 0, StepDurations{{{StepDurations::kBounds + 1, 1}}, 1});
   CHECK(job.at(1).durations == StepDurations());
   CHECK(job.progress.report_of(0)->step == 1);
   StepDurations own;
@@ -291,13 +309,13 @@ TEST_CASE("steps are measured between the reports of a worker") {
   timer.at(5, 2s);                         // the same step goes on
   timer.at(6, 3s);
   timer.at(10, 4s);  // each fourth step is reported
-  CHECK(timer.take() == StepDurations{{0, 0, 0, 0, 0, 4, 0, 1}, 3});
+  CHECK(timer.take() == StepDurations{{{60, 4}, {83, 1}}, 3});
   timer.at(3, 5s);  // it begins anew
   timer.at(4, 5100ms);
   timer.forget();
   timer.at(5, 9s);
   timer.at(6, 9100ms);
-  CHECK(timer.take().counts == StepDurations{{0, 0, 0, 0, 2}}.counts);
+  CHECK(timer.take().counts == StepDurations{{{50, 2}}}.counts);
   timer.at(~std::uint64_t{0}, 10s);
   CHECK(timer.take() == StepDurations());
 }
@@ -318,8 +336,8 @@ TEST_CASE("the loss is that of the last report") {
   job.run(0);
   job.steps(1, 1, 1);
   CHECK_FALSE(job.at(1).loss);
-  job.progress.take_steps({0, {1}, {2}, {std::bit_cast<std::uint64_t>(1e99)}, {"backward"}, {0}, {0}, kNone},
-                          2s);
+  job.progress.take_steps(
+      {0, {1}, {2}, {std::bit_cast<std::uint64_t>(1e99)}, {"backward"}, {0}, {0}, {0}, kNone}, 2s);
   CHECK(job.at(2).loss == 1e99);
   CHECK(job.progress.report_of(1)->phase == "backward");
   CHECK_FALSE(job.progress.report_of(0)->loss);

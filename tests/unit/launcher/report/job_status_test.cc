@@ -14,7 +14,9 @@ using namespace std::chrono_literals;
 JobStatus running_job() {
   JobStatus status;
   status.job = "run\"7\\\n";
+  status.run = "run7.1";
   status.state = "running";
+  status.started = std::chrono::system_clock::time_point(1'700'000'000'500ms);
   status.world_size = 4;
   status.attempt = 1;
   status.output_bytes = 18'446'744'073'709'551'615u;
@@ -28,19 +30,31 @@ JobStatus running_job() {
   status.progress.failures = {1, 0, 0, 0};
   status.progress.nodes_lost = 1;
   status.progress.loss = 2.5;
-  status.progress.durations = {{0, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 2}, 900.5};
+  status.progress.durations = {{{11, 1}, {50, 4}, {146, 2}}, 900.5};
   status.progress.xids = {{"gpu03", {{79, 2}}}};
   return status;
 }
 
-bool has_line(const std::string& text, const std::string& line) {
+/// Returns whether the metrics have this line, whose labels follow those of each series.
+bool has_line(const std::string& text, std::string line) {
+  const std::size_t labels = line.find('{');
+  const std::string common = R"({job="run\"7\\\n",run="run7.1")";
+  if (labels == std::string::npos)
+    line.insert(line.rfind(' '), common + '}');
+  else
+    line.replace(labels, 1, common + ',');
   return text.find('\n' + line + '\n') != std::string::npos;
 }
 
 TEST_CASE("metrics of a job with steps") {
   const std::string text = metrics_text(running_job());
-  CHECK(has_line(text,
-                 "ddplaunch_job_info{job=\"run\\\"7\\\\\\n\",version=\"" + std::string(version()) + "\"} 1"));
+  CHECK(has_line(text, "ddplaunch_job_info{version=\"" + std::string(version()) + "\"} 1"));
+  CHECK(has_line(text, "ddplaunch_job_state{state=\"running\"} 1"));
+  CHECK(has_line(text, "ddplaunch_job_state{state=\"stalled\"} 0"));
+  CHECK(has_line(text, "ddplaunch_start_time_seconds 1700000000.5"));
+  CHECK(text.find("ddplaunch_end_time_seconds") == std::string::npos);
+  CHECK(text.find("ddplaunch_exit_code") == std::string::npos);
+  CHECK(text.find("ddplaunch_node_cpus") == std::string::npos);
   CHECK(has_line(text, "ddplaunch_nodes{state=\"lost\"} 1"));
   CHECK(has_line(text, "ddplaunch_nodes{state=\"running\"} 2"));
   CHECK(has_line(text, "ddplaunch_ranks{state=\"running\"} 3"));
@@ -62,11 +76,46 @@ TEST_CASE("metrics of a job with steps") {
   CHECK(has_line(text, "ddplaunch_xid_errors_total{node=\"gpu03\",xid=\"79\"} 2"));
   CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"0.001\"} 0"));
   CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"0.1\"} 5"));
-  CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"300\"} 5"));
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"0.0912\"} 1"));
+  CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"631\"} 5"));
   CHECK(has_line(text, "ddplaunch_step_duration_seconds_bucket{le=\"+Inf\"} 7"));
   CHECK(has_line(text, "ddplaunch_step_duration_seconds_sum 900.5"));
   CHECK(has_line(text, "ddplaunch_step_duration_seconds_count 7"));
-  CHECK(text.find("_seconds{node=\"gpu03\"}") == std::string::npos);
+  CHECK(text.find("_seconds{job=\"run7\",run=\"run7.1\",node=\"gpu03\"}") == std::string::npos);
+}
+
+TEST_CASE("metrics of what nodes and GPUs use, and of the end") {
+  JobStatus status = running_job();
+  rendezvous::NodeSample usage;
+  usage.cpus = 64;
+  usage.cpu_milli = 2500;
+  usage.job_cpu_milli = 1500;
+  usage.memory = 512;
+  usage.job_memory = 12;
+  usage.disk_written = 7;
+  usage.gpus = {{1, 43, 12, 80, 412'500, 60, 1980, 0x40, 79}};
+  status.nodes[1].usage = usage;
+  status.usage.nodes = 1;
+  status.usage.gpus = 1;
+  status.state = "ended";
+  status.end = {std::chrono::system_clock::time_point(1'700'000'060s), 3};
+  const std::string text = metrics_text(status);
+  CHECK(has_line(text, "ddplaunch_job_state{state=\"ended\"} 1"));
+  CHECK(has_line(text, "ddplaunch_job_state{state=\"running\"} 0"));
+  CHECK(has_line(text, "ddplaunch_end_time_seconds 1700000060"));
+  CHECK(has_line(text, "ddplaunch_exit_code 3"));
+  CHECK(has_line(text, "ddplaunch_node_cpus{node=\"gpu02\"} 64"));
+  CHECK(has_line(text, "ddplaunch_node_cpus_busy{node=\"gpu02\"} 2.5"));
+  CHECK(has_line(text, "ddplaunch_job_cpus_busy{node=\"gpu02\"} 1.5"));
+  CHECK(has_line(text, "ddplaunch_node_memory_bytes{node=\"gpu02\"} 512"));
+  CHECK(has_line(text, "ddplaunch_job_memory_used_bytes{node=\"gpu02\"} 12"));
+  CHECK(has_line(text, "ddplaunch_node_disk_bytes_per_second{node=\"gpu02\",direction=\"written\"} 7"));
+  CHECK(has_line(text, "ddplaunch_node_network_bytes_per_second{node=\"gpu02\",direction=\"in\"} 0"));
+  CHECK(has_line(text, "ddplaunch_gpu_busy_ratio{node=\"gpu02\",gpu=\"1\"} 0.42999999999999999"));
+  CHECK(has_line(text, "ddplaunch_gpu_power_watts{node=\"gpu02\",gpu=\"1\"} 412.5"));
+  CHECK(has_line(text, "ddplaunch_gpu_clock_hertz{node=\"gpu02\",gpu=\"1\"} 1980000000"));
+  CHECK(has_line(text, "ddplaunch_gpu_throttled{node=\"gpu02\",gpu=\"1\"} 1"));
+  CHECK(has_line(text, "ddplaunch_gpu_last_xid{node=\"gpu02\",gpu=\"1\"} 79"));
 }
 
 TEST_CASE("ranks are counted by their own state, not by that of their node") {
@@ -85,17 +134,42 @@ TEST_CASE("ranks are counted by their own state, not by that of their node") {
 TEST_CASE("the status of a job is one line") {
   JobStatus status = running_job();
   status.warnings = {"no space left"};
+  rendezvous::NodeSample usage;
+  usage.cpus = 64;
+  usage.cpu_milli = 2500;
+  usage.job_cpu_milli = 1500;
+  usage.gpus = {{1, 43, 12, 80, 412'000, 60, 1980, 0x40, 0}};
+  status.nodes[1].usage = usage;
+  status.usage.nodes = 1;
+  status.usage.cpus = 48;
+  status.usage.cpu = 1.5;
+  Failure failure;
+  failure.host = "gpu02";
+  failure.rank = 3;
+  failure.status = 3;
+  failure.last_stderr = {"Traceback (most recent call last):", "ValueError: boom"};
+  status.failure = failure;
   CHECK(
       status_json(status) ==
-      R"({"job":"run\"7\\\n","state":"running","why":null,"age_s":0.0,"world_size":4,"attempt":1,"restarts":0,)"
+      R"({"format":1,"job":"run\"7\\\n","state":"running","why":null,"age_s":0.0,"world_size":4,"attempt":1,"restarts":0,)"
       R"("max_restarts":0,"output_bytes":18446744073709551615,"directory":"","step":40,"step_s":0.25,"step_age_s":null,)"
-      R"("loss":2.5,"goodput":0.333,"warnings":["no space left"],"nodes":[)"
-      R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"running":1,"step":40,"steps":[41,40],)"
-      R"("losses":[2.5,null],"phases":["",""],"step_seconds":[0.25,null]},)"
-      R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"running":2,"step":42,"steps":[null,42],)"
-      R"("losses":[null,null],"phases":["",""],"step_seconds":[null,null]},)"
-      R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"running":0,"step":null,"steps":[],)"
-      R"("losses":[],"phases":[],"step_seconds":[]}]})"
+      R"("loss":2.5,"goodput":0.333,"usage":{"cpus":48.0,"cpu":1.5,"memory":0.0,"memory_used":0.0,"network_in":0.0,)"
+      R"("network_out":0.0,"infiniband_in":0.0,"infiniband_out":0.0,"disk_read":0.0,"disk_written":0.0,"gpus":0,)"
+      R"("gpu_busy":0.0,"gpu_memory":0.0,"gpu_memory_used":0.0,"gpu_power_w":0.0},)"
+      R"("failure":{"text":"rank 3 on gpu02 exited 3","host":"gpu02","rank":3,"attempt":0,)"
+      R"("exception":"ValueError: boom","out_of_memory":null,"xid":null,"waited_for":null,"hint":null,)"
+      R"("stderr_tail":["Traceback (most recent call last):","ValueError: boom"]},)"
+      R"("hang":null,"warnings":["no space left"],"nodes":[)"
+      R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"running":1,"silence_s":1.5,"step":40,)"
+      R"("steps":[41,40],"losses":[2.5,null],"phases":["",""],"step_seconds":[0.25,null],"usage":null},)"
+      R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"running":2,"silence_s":0.0,"step":42,)"
+      R"("steps":[null,42],"losses":[null,null],"phases":["",""],"step_seconds":[null,null],"usage":{"cpus":64,)"
+      R"("cpu":2.5,"memory":0,"memory_used":0,"job_cpu":1.5,"job_memory":0,"network_in":0,"network_out":0,)"
+      R"("infiniband_in":0,"infiniband_out":0,"disk_read":0,"disk_written":0,"gpus":[{"index":1,"busy":43,)"
+      R"("memory":80,"memory_used":12,"power_w":412.0,"celsius":60,"clock_mhz":1980,"throttled_by":["heat"],)"
+      R"("xid":null}]}},)"
+      R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"running":0,"silence_s":null,"step":null,)"
+      R"("steps":[],"losses":[],"phases":[],"step_seconds":[],"usage":null}]})"
       "\n");
   status.world_size = 0;  // not yet known
   CHECK(status_json(status).find("\"world_size\":null,") != std::string::npos);

@@ -20,7 +20,8 @@ std::string line_of(const JournalEvent& event) {
 
 TEST_CASE("an event is one line with every common key") {
   CHECK(line_of({.kind = Kind::kNodeJoined, .node = "gpu01"}) ==
-        "{\"id\":7,\"time\":\"2026-11-21T03:01:59.042Z\",\"event\":\"node_joined\",\"attempt\":null,"
+        "{\"format\":1,\"id\":7,\"time\":\"2026-11-21T03:01:59.042Z\",\"event\":\"node_joined\",\"attempt\":"
+        "null,"
         "\"node\":\"gpu01\",\"rank\":null,\"reason\":null}\n");
 }
 
@@ -33,14 +34,29 @@ TEST_CASE("the end of a rank has its exit code or its signal") {
   CHECK(killed.ends_with("\"exit_code\":null,\"signal\":\"SIGSEGV\"}\n"));
 }
 
+TEST_CASE("a hang has its verdict") {
+  HangVerdict verdict;
+  verdict.kind = HangVerdict::Kind::kStalled;
+  verdict.text = "rank 3 is stopped by a signal";
+  verdict.confidence = HangVerdict::Confidence::kMedium;
+  verdict.ranks = {3};
+  verdict.witnesses = {{"processes", 4, "rank 3 on a: stopped by a signal"}};
+  verdict.quiet = std::chrono::milliseconds(2500);
+  const std::string line = line_of({.kind = Kind::kHangNamed, .reason = verdict.text, .hang = verdict});
+  CHECK(line.ends_with(
+      R"("reason":"rank 3 is stopped by a signal","hang":{"state":"stalled","attempt":0,)"
+      R"("text":"rank 3 is stopped by a signal","confidence":"medium","ranks":[3],"quiet_s":2.5,"witnesses":)"
+      R"([{"source":"processes","ranks":4,"text":"rank 3 on a: stopped by a signal"}],"files":null}})"
+      "\n"));
+}
+
 TEST_CASE("a stop says whether a failure is its cause") {
   CHECK(line_of({.kind = Kind::kAttemptStopping, .reason = "2 × 8", .failure = true})
             .ends_with("\"reason\":\"2 × 8\",\"failure\":true}\n"));
 }
 
-TEST_CASE("the first event has the format and the job") {
-  CHECK(line_of({.kind = Kind::kJobStarted, .job = "run7"})
-            .ends_with("\"reason\":null,\"format\":1,\"job\":\"run7\"}\n"));
+TEST_CASE("the first event has the job") {
+  CHECK(line_of({.kind = Kind::kJobStarted, .job = "run7"}).ends_with("\"reason\":null,\"job\":\"run7\"}\n"));
 }
 
 TEST_CASE("an attempt has its nodes and ranks") {

@@ -1,5 +1,6 @@
 // The stage of tests/scenarios/supervisor: exactly the actions that the supervisor returns follow each event.
 #include "launcher/supervisor/supervisor.h"
+#include "launcher/report/report_json.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -56,12 +57,15 @@ std::string describe(const job::Action& action) {
     return "dump " + std::to_string(dump->rank) + " \"" + dump->text + "\"";
   if (const auto* recall = std::get_if<job::Recall>(&action)) return "recall " + std::to_string(recall->node);
   if (const auto* sweep = std::get_if<job::SweepNode>(&action)) return "sweep " + std::to_string(sweep->node);
+  if (std::holds_alternative<job::HangAnswered>(action)) return "answer";
   const auto& send = std::get<job::ToNode>(action);
   std::string text =
       "to " + std::to_string(send.node) + " " + std::string(rendezvous::message_name(send.message));
   if (const auto* start = std::get_if<rendezvous::JobStart>(&send.message)) {
     for (const std::uint32_t pid : start->predecessor)
       text += " predecessor=" + std::to_string(pid);
+  } else if (const auto* inspect = std::get_if<rendezvous::Inspect>(&send.message)) {
+    if (!inspect->debuggers) text += inspect->texts ? " stall" : " asked";
   } else if (const auto* spawn = std::get_if<rendezvous::Spawn>(&send.message)) {
     text += " first=" + std::to_string(spawn->first_rank) +
             " local=" + std::to_string(spawn->local_world_size) +
@@ -236,14 +240,15 @@ class SupervisorStage : public test::Stage {
       give_message(number(1),
                    rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_text(line)});
     } else if (verb == "exit" || verb == "kill" || verb == "late-kill" || verb == "end-code" ||
-               verb == "end") {
+               verb == "end" || verb == "gives-up") {
       // node rank code-or-signal; end: its end began after a signal of its agent; late-kill: so did a SIGKILL
       // of others
       rendezvous::WorkerExited exited;
       exited.attempt = attempt_;
       exited.rank = number(2);
       exited.pid = 100 + exited.rank;
-      const bool code = verb == "exit" || verb == "end-code";
+      const bool code = verb == "exit" || verb == "end-code" || verb == "gives-up";
+      exited.gave_up = verb == "gives-up";
       (code ? exited.code : exited.signal) = static_cast<std::uint8_t>(number(3));
       exited.after_stop = verb.starts_with("end");
       exited.late_kill = verb == "late-kill";
@@ -284,7 +289,9 @@ class SupervisorStage : public test::Stage {
     } else if (verb == "started") {  // node rank pid
       give_message(number(1), rendezvous::WorkerStarted{attempt_, number(2), number(3)});
     } else if (verb == "quiet" || verb == "alive") {  // node
-      give_message(number(1), rendezvous::Quiet{attempt_, verb == "quiet", 0});
+      give_message(number(1), rendezvous::Quiet{attempt_, verb == "quiet", 0, false});
+    } else if (verb == "ask-hang") {
+      give(job::AskHang{});
     } else if (verb == "inspection") {  // node rank state, and a text that the scenario does not name
       rendezvous::Inspection inspection;
       inspection.attempt = attempt_;
@@ -312,8 +319,17 @@ class SupervisorStage : public test::Stage {
                               "{\"sequence\":1,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\","
                               "\"started\":5,\"finished\":0}\n";
       give_message(number(1), rendezvous::WorkerCollectives{attempt_, number(2), log});
+    } else if (verb == "line") {  // node rank rule "text"
+      give(job::WatchedLine{number(1), attempt_, number(2), number(3), quoted_text(line), now_, Time(0)});
     } else if (verb == "state") {
       CHECK(state_name(supervisor_->state()) == words[1]);
+    } else if (verb == "verdict") {  // the text of hang_json
+      const OrderedJson verdict = hang_json(supervisor_->end().hang);
+      const std::string text = verdict.is_null()
+                                   ? "none"
+                                   : verdict.value("state", "") + ' ' + verdict.value("confidence", "") +
+                                         " \"" + verdict.value("text", "") + '"';
+      CHECK(text == line.substr(line.find(' ') + 1));
     } else if (verb == "code") {
       CHECK(make_exit_report(supervisor_->end()).exit_code == static_cast<int>(number(1)));
     } else if (verb == "journal") {  // text of a line that was recorded since the last input
@@ -370,6 +386,9 @@ class SupervisorStage : public test::Stage {
       } else if (key == "hang") {  // seconds
         spec_.hang_timeout = std::chrono::seconds(std::stoi(value));
         spec_.job_dir = "/jobs/j";
+      } else if (key == "stall") {  // seconds
+        spec_.report_stalls = std::chrono::seconds(std::stoi(value));
+        spec_.job_dir = "/jobs/j";
       } else if (key == "nnodes") {  // nnodes=2 or nnodes=2:4
         const auto colon = value.find(':');
         spec_.max_nodes = std::stoi(value.substr(colon == std::string::npos ? 0 : colon + 1));
@@ -382,6 +401,10 @@ class SupervisorStage : public test::Stage {
         spec_.launcher = value == "slurm"  ? LauncherKind::kSlurm
                          : value == "join" ? LauncherKind::kJoin
                                            : LauncherKind::kSsh;
+      } else if (key == "watch") {  // watch=fail: "fail" is the pattern, too
+        for (std::size_t action = 0; action < WatchRule::kActions.size(); ++action)
+          if (value == WatchRule::kActions.at(action))
+            spec_.watch.push_back({value, static_cast<WatchRule::Action>(action)});
       } else if (key == "store") {
         spec_.store = value == "worker" ? StoreMode::kWorker : StoreMode::kAgent;
       } else {

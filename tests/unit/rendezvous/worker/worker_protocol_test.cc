@@ -63,8 +63,10 @@ TEST_CASE("worker protocol: every message survives its encoding") {
   there_and_back(WorkerMessage(WorkerStep{kMost64, ""}), R"({"step":18446744073709551615})");
   there_and_back(WorkerMessage(WorkerStep{8, "", -0.25}), R"({"step":8,"loss":-0.25})");
   CHECK(encode_line(WorkerMessage(WorkerStep{8, "", std::nan("")})) == "{\"step\":8}\n");
-  there_and_back(WorkerMessage(WorkerStep{9, "", {}, StepDurations{{0, 0, 0, 7, 1}, 0.25}}),
-                 R"({"step":9,"durations":[0,0,0,7,1],"seconds":0.25})");
+  there_and_back(WorkerMessage(WorkerStep{9, "", {}, StepDurations{{{33, 7}, {146, 1}}, 0.25}}),
+                 R"({"step":9,"durations":[[33,7],[146,1]],"seconds":0.25})");
+  there_and_back(WorkerMessage(WorkerStep{9, "", {}, StepDurations{{{33, 7}}, 0.25, 0.125}}),
+                 R"({"step":9,"durations":[[33,7]],"seconds":0.25,"waited":0.125})");
   there_and_back(WorkerMessage(WorkerStep{9, "", {}, StepDurations{}}),
                  R"({"step":9,"durations":[],"seconds":0.0})");
   there_and_back(WorkerMessage(WorkerTrouble{2, "a \"b\"\n\x01 é", {3, kMost32}}),
@@ -128,15 +130,20 @@ TEST_CASE("worker protocol: durations that cannot be right are refused") {
   const auto error = [](const std::string& durations) {
     return worker_error(R"({"step":7,"durations":)" + durations + "}");
   };
-  CHECK(error(R"([0,0,0,0,0,0,0,0,0,0,0,0,1000000000],"seconds":1e9)") == "decoded");
-  CHECK(error(R"([1000000001],"seconds":1)") == "\"durations\" is out of range");
-  CHECK(error(R"([-1],"seconds":1)") == "\"durations\" is not a whole number in range");
-  CHECK(error(R"([0,0,0,0,0,0,0,0,0,0,0,0,0,1],"seconds":1)") ==
-        "\"durations\" is not a list of at most 13 numbers");
-  CHECK(error(R"({"0":1},"seconds":1)") == "\"durations\" is not a list of at most 13 numbers");
-  CHECK(error(R"([1],"seconds":-1)") == "\"seconds\" is missing or out of range");
-  CHECK(error(R"([1],"seconds":1.1e9)") == "\"seconds\" is missing or out of range");
-  CHECK(error("[1]") == "\"seconds\" is missing or out of range");
+  const std::string no_list = "\"durations\" is not a list of [bucket, steps]";
+  CHECK(error(R"([[146,1000000000]],"seconds":1e9)") == "decoded");
+  CHECK(error(R"([[0,1000000001]],"seconds":1)") == "\"durations\" is out of range");
+  CHECK(error(R"([[0,0]],"seconds":1)") == "\"durations\" is out of range");
+  CHECK(error(R"([[147,1]],"seconds":1)") == "\"durations\" is out of range");
+  CHECK(error(R"([[-1,1]],"seconds":1)") == "\"durations\" is not a whole number in range");
+  CHECK(error(R"([0,0,0,1],"seconds":1)") == no_list);  // as before these buckets
+  CHECK(error(R"([[1]],"seconds":1)") == no_list);
+  CHECK(error(R"({"0":1},"seconds":1)") == no_list);
+  CHECK(error(R"([[0,1]],"seconds":-1)") == "\"seconds\" is missing or out of range");
+  CHECK(error(R"([[0,1]],"seconds":1.1e9)") == "\"seconds\" is missing or out of range");
+  CHECK(error(R"([[0,1]],"seconds":1,"waited":2)") == "\"waited\" is out of range");
+  CHECK(error(R"([[0,1]],"seconds":1,"waited":-1)") == "\"waited\" is out of range");
+  CHECK(error("[[0,1]]") == "\"seconds\" is missing or out of range");
 }
 
 TEST_CASE("worker protocol: every key may be missing, of another type, or out of range") {

@@ -10,7 +10,7 @@ TEST_CASE(
   const std::pair<const char*, const char*> mistakes[] = {
       {"statu", "status"}, {"stauts", "status"}, {"stp", "stop"},           {"log", "logs"},
       {"checkk", "check"}, {"host", "hosts"},    {"dashbord", "dashboard"}, {"list", "ps"},
-      {"jobs", "ps"},      {"kill", "stop"},     {"top", "status -w"},      {"version", "--version"},
+      {"jobs", "ps"},      {"kill", "stop"},     {"monitor", "top"},        {"version", "--version"},
       {"delete", "rm"},    {"launch", "WORKER"}, {"Status", "status"},      {"Ps", "ps"},
       {"WAIT", "wait"}};
   for (const auto& [word, meant] : mistakes) {

@@ -188,10 +188,9 @@ TEST_CASE("A command line of torchrun runs unchanged") {
 
 TEST_CASE("An option of another place is refused by name") {
   CHECK(
-      FakeContext().errors({"--dashboard", "--on-peer-loss=x", "--elastic_training", "w"}) ==
+      FakeContext().errors({"--dashboard", "--on-peer-loss=x", "w"}) ==
       Texts{"ddplaunch: --dashboard is not an option of ddplaunch: ddplaunch dashboard shows a job that runs",
-            "ddplaunch: --on-peer-loss is not an option of ddplaunch: train has it, behind its name",
-            "ddplaunch: --elastic_training is not an option of ddplaunch: use --nnodes MIN:MAX"});
+            "ddplaunch: --on-peer-loss is not an option of ddplaunch: train has it, behind its name"});
 }
 
 TEST_CASE("torchrun's --master-addr of this machine is accepted and changes nothing") {
@@ -292,6 +291,13 @@ TEST_CASE("torchrun's variables count as options and are reported once") {
   CHECK(job.notes ==
         Texts{"ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE, "
               "PET_STANDALONE, PET_MAX_RESTARTS"});
+}
+
+TEST_CASE("A variable of torchrun without a counterpart is refused by its own name") {
+  CHECK(
+      with_variables({{"PET_LOCAL_ADDR", "10.0.0.1"}}).errors({"w"}) ==
+      Texts{"ddplaunch: PET_LOCAL_ADDR=10.0.0.1: ddplaunch has no option like torchrun's --local-addr; unset "
+            "PET_LOCAL_ADDR (docs/users/options.md says what to write instead)"});
 }
 
 TEST_CASE("The command line overrides torchrun's variables, under any name of the option") {

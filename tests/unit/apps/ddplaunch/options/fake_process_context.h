@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cerrno>
+#include <chrono>
 #include <map>
 #include <set>
 #include <string>
@@ -16,6 +17,9 @@ namespace ddp::test {
 using Texts = std::vector<std::string>;
 using Env = std::vector<std::pair<std::string, std::string>>;
 
+/// When FakeContext reads a host history.
+inline constexpr launcher::HistoryTime kHistoryNow{std::chrono::seconds(1'795'230'119)};
+
 /// Fake files, environment and directory of a test, and the options that are parsed with them.
 class FakeContext {
  public:
@@ -26,6 +30,7 @@ class FakeContext {
   bool stdin_has_data = false;
   unsigned user_id = 0;
   std::string standard_input;
+  std::map<std::string, std::string> histories;  ///< lines of host histories, by directory
 
   ParsedOptions parse(const Texts& args) const {
     ProcessContext context;
@@ -52,6 +57,14 @@ class FakeContext {
       const std::string directory = path.substr(0, path.rfind('/'));
       if (directory != cwd && !directories.contains(directory)) return system_error(ENOENT, directory);
       return {};
+    };
+    context.read_host_history = [this](const std::string& directory) -> Result<launcher::HostHistory> {
+      launcher::HostHistory history(kHistoryNow);
+      const auto found = histories.find(directory);
+      if (found == histories.end()) return history;
+      if (found->second == "untrusted") return Error{ErrorCode::kUsage, directory + " is no directory"};
+      history.add(found->second, 1000, true);
+      return history;
     };
     return parse_options(args, context);
   }

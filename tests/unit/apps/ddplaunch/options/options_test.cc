@@ -189,6 +189,7 @@ TEST_CASE("Help and version") {
     CHECK((own.find("--json") == std::string::npos) == (std::string(verb) == "run"));
   }
   CHECK(world.text({"check", "-h"}).find("--collectives") != std::string::npos);
+  CHECK(world.text({"check", "--help"}).find("only with --collectives") != std::string::npos);
   const std::string help = world.text({"--help", "all"});
   for (const char* group :
        {"\nHosts:\n", "\nStart:\n", "\nWorker:\n", "\nFailure:\n", "\nOutput:\n", "\nJob:\n"}) {
@@ -438,6 +439,8 @@ TEST_CASE("Each rule between options is checked") {
        "--include" + node + "do not start it on the excluded nodes"},
       {{"--nnodes", "2", "--node-rank", "0", "--master-addr", "n0", "--exclude", "a"},
        "--exclude" + node + "do not start it on the excluded nodes"},
+      {{"--nnodes", "2", "--node-rank", "0", "--master-addr", "n0", "--avoid-bad-hosts"},
+       "--avoid-bad-hosts cannot be used with one ddplaunch per node, whose nodes come by themselves"},
       {{"--detach", "--stdin", "0"},
        "--detach cannot be used with --stdin 0: a detached job leaves standard input"},
       {{"--detach", "--report", "-"}, "--detach cannot be used with --report -; name a file"},
@@ -450,8 +453,12 @@ TEST_CASE("Each rule between options is checked") {
        "--json is only for ddplaunch check or ddplaunch hosts; --jsonl writes the workers' lines as JSON, "
        "--report "
        "the end of the job"},
+      {{"--metrics-linger", "1m"}, "--metrics-linger is only for --metrics-listen"},
       {{"hosts", "--deep"}, "--deep is only for ddplaunch check; to run it as a job use train health"},
       {{"--collectives"}, "--collectives is only for ddplaunch check; to run it as a job use train bench"},
+      {{"--history"}, "--history is only for ddplaunch hosts; ddplaunch hosts --history prints them"},
+      {{"check", "--forget", "gpu07"},
+       "--forget is only for ddplaunch hosts; ddplaunch hosts --forget HOST does it"},
       {{"check", "--min-busbw", "9"},
        "--min-busbw is only for --collectives; to measure in a job use train bench"},
   };
@@ -475,6 +482,21 @@ TEST_CASE("Each rule between options is checked") {
   const ddp::JobOptions options("/");
   CHECK(options.table.find("--hosts-from")->rules_text() == "Not with `--hostfile` or `--host`.");
   CHECK(options.table.find("--deep")->rules_text() == "Only with `ddplaunch check`.");
+}
+
+TEST_CASE("The place of the metrics is a numeric address and a port") {
+  const FakeContext world;
+  CHECK(world.job({"w"}).registration.metrics.address.empty());
+  const auto metrics =
+      world.job({"--metrics-listen", "[::1]:9400", "--metrics-linger", "1m", "w"}).registration.metrics;
+  CHECK(metrics.address == "::1");
+  CHECK(metrics.port == 9400);
+  CHECK(metrics.linger == std::chrono::minutes(1));
+  for (const char* const text : {"127.0.0.1", "::1:80", ":80", "127.0.0.1:99999", "127.0.0.1:"}) {
+    CHECK(world.errors({"--metrics-listen", text, "w"}) ==
+          Texts{"ddplaunch: --metrics-listen " + std::string(text) +
+                ": give ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080"});
+  }
 }
 
 TEST_CASE("Settings for all jobs may hold options without an effect on this one") {
@@ -521,6 +543,9 @@ TEST_CASE("Options about restarts, hangs and the report") {
   CHECK(plain.max_restarts == 0);
   CHECK(plain.restart_backoff == milliseconds(1'000));
   CHECK(plain.hang_timeout == milliseconds(0));
+  CHECK(plain.report_stalls == milliseconds(600'000));
+  CHECK(world.spec({"--report-stalls", "0", "w"}).report_stalls == milliseconds(0));
+  CHECK(world.spec({"--stdin", "0", "w"}).report_stalls == milliseconds(0));  // somebody types there
   CHECK(plain.report_path.empty());
   world.directories = {"/var/out"};
   const JobSpec spec = world.spec({"--max-restarts", "3", "--restart-backoff", "250ms", "--hang-timeout",
@@ -528,9 +553,27 @@ TEST_CASE("Options about restarts, hangs and the report") {
   CHECK(spec.max_restarts == 3);
   CHECK(spec.restart_backoff == milliseconds(250));
   CHECK(spec.hang_timeout == milliseconds(600'000));
+  CHECK(!spec.hang_by_steps);
+  for (const auto& elastic :
+       {world.spec({"--max-restarts", "1", "w"}), world.spec({"--scale-up", "now", "w"})}) {
+    CHECK(elastic.hang_timeout == milliseconds(600'000));
+    CHECK(elastic.hang_by_steps);
+  }
+  CHECK(world.spec({"--max-restarts", "1", "--hang-timeout", "0", "w"}).hang_timeout == milliseconds(0));
   CHECK(spec.report_path == "/var/out/end.json");
   CHECK(world.spec({"--report", "end.json", "w"}).report_path == "/data/run/end.json");
   CHECK(world.spec({"--report", "-", "w"}).report_path == "-");
+  CHECK_FALSE(spec.no_diagnosis);
+  CHECK(world.spec({"--no-diagnosis", "w"}).no_diagnosis);
+  const auto watch = world.spec({"--watch", "a=b=fail", "--watch", "c=report", "w"}).watch;
+  REQUIRE(watch.size() == 2);
+  CHECK(watch[0].pattern == "a=b");
+  CHECK(watch[0].action == ddp::launcher::WatchRule::Action::kFail);
+  CHECK(watch[1].action == ddp::launcher::WatchRule::Action::kReport);
+  CHECK(world.errors({"--watch", "a=kill", "w"}) ==
+        Texts{"ddplaunch: --watch a=kill: give REGEX=ACTION, and as ACTION report, hang or fail"});
+  CHECK(world.errors({"--watch", "(a=hang", "w"}) ==
+        Texts{"ddplaunch: --watch (a=hang: position 1: this ( is not closed"});
   CHECK(world.spec({"--hang-timeout", "0", "--restart-backoff", "0", "w"}).hang_timeout == milliseconds(0));
   for (const char* bad : {"-1", "some", "1.5", "1000001", "3x"}) {
     CHECK(world.errors({"--max-restarts", bad, "w"}) ==

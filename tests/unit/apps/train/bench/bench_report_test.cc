@@ -14,11 +14,17 @@
 using namespace ddp::train;
 
 TEST_CASE("every two ranks form a pair once, and each rank is in at most one pair per round") {
-  for (int world = 2; world <= 17; ++world) {
+  std::vector<std::vector<int>> worlds{{0, 0, 1, 1, 1}, {0, 1, 0, 1, 2}, {0, 0, 0, 1}};
+  for (const int nodes : {1, 2, 3, 4})
+    for (int size = 1; size <= 5; ++size) {
+      worlds.emplace_back();
+      for (int rank = 0; rank < nodes * size; ++rank)
+        worlds.back().push_back(rank / size);
+    }
+  for (const auto& node_of : worlds) {
+    const int world = static_cast<int>(node_of.size());
     std::set<std::pair<int, int>> met;
-    const auto rounds = pair_rounds(world);
-    CHECK(rounds.size() == static_cast<std::size_t>(world - 1 + world % 2));
-    for (const auto& round : rounds) {
+    for (const auto& round : pair_rounds(node_of)) {
       std::set<int> busy;
       for (const auto& pair : round) {
         CHECK(pair.first < pair.second);
@@ -27,10 +33,37 @@ TEST_CASE("every two ranks form a pair once, and each rank is in at most one pai
         CHECK(busy.insert(pair.second).second);
         CHECK(met.insert(pair).second);
       }
-      CHECK(static_cast<int>(busy.size()) == world - world % 2);
     }
     CHECK(static_cast<int>(met.size()) == world * (world - 1) / 2);
   }
+}
+
+TEST_CASE("the pairs of a round are all in nodes, or all between two nodes each") {
+  const auto rounds = pair_rounds({0, 0, 1, 1, 2, 2, 3, 3});
+  REQUIRE(rounds.size() == 7);
+  CHECK(rounds[0] == PairRound{{0, 1}, {2, 3}, {4, 5}, {6, 7}});
+  CHECK(rounds[1] == PairRound{{0, 6}, {1, 7}, {2, 4}, {3, 5}});  // rails
+  CHECK(rounds[2] == PairRound{{0, 7}, {1, 6}, {2, 5}, {3, 4}});
+}
+
+TEST_CASE("the rank with most of the bad pairs is blamed, not its peers") {
+  using Ranks = std::vector<int>;
+  CHECK(blame_by_majority(4, {{0, 2}, {1, 2}, {2, 3}}) == Ranks{2});
+  CHECK(blame_by_majority(4, {{2, 0}, {1, 2}}) == Ranks{2});
+  CHECK(blame_by_majority(4, {{0, 2}, {2, 0}}).empty());  // one pair: both ends alike
+  CHECK(blame_by_majority(2, {{0, 1}}).empty());
+  CHECK(blame_by_majority(3, {{0, 1}, {0, 2}, {1, 2}}).empty());  // everything
+  CHECK(blame_by_majority(3, {{0, 1}, {2, 2}}) == Ranks{2});
+  CHECK(blame_by_majority(3, {}).empty());
+}
+
+TEST_CASE("a rank is late if its own time is less than half of all others'") {
+  double late_us = 0;
+  CHECK(late_rank({100, 30, 101}, late_us) == 1);
+  CHECK(late_us == 70);
+  CHECK(late_rank({100, 30, 40}, late_us) == -1);
+  CHECK(late_rank({100, 60, 101}, late_us) == -1);
+  CHECK(late_rank({100}, late_us) == -1);
 }
 
 TEST_CASE("bus bandwidth is defined as in nccl-tests") {
@@ -48,7 +81,7 @@ BenchReport report_of(double min_busbw) {
   report.nodes = 2;
   report.backend = "shm+tcp";
   report.min_busbw = min_busbw;
-  report.rows = {{1000, 250, 1.0, 1.0, 2.0, 0}, {2000, 500, 1.0, 0.9, 1.5, 0}};  // 1 and 2 GB/s
+  report.rows = {{1000, 250, 1.0, 1.0, 2.0, 0}, {2000, 500, 1.0, 0.9, 1.5, 0, 3, 1.2}};  // 1 and 2 GB/s
   return report;
 }
 
@@ -70,7 +103,9 @@ TEST_CASE("the table has the columns of nccl-tests, followed by percentiles") {
   CHECK(table_line(report, report.rows[1]) ==
         "         2000           500    float     sum      -1     1.00    2.00    3.00       0     0.90     "
         "1.50\n");
-  CHECK(table_foot(report) == "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 2.25\n");
+  CHECK(table_foot(report) ==
+        "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 2.25\n"
+        "# slowest at 2000 bytes: rank 3, 1.20 us, 20 % over the mean\n");
   BenchReport unchecked = report;
   unchecked.rows[0].wrong = -1;
   CHECK_THAT(table_line(unchecked, unchecked.rows[0]), Catch::Matchers::ContainsSubstring(" N/A "));
@@ -82,7 +117,17 @@ TEST_CASE("a verdict names each result that is wrong or too slow") {
   CHECK(verdict(report_of(3.5)) == "bus bandwidth 3.00 GB/s at 2000 bytes is under --min-busbw 3.5");
   BenchReport wrong = report_of(0);
   wrong.rows[0].wrong = 7;
-  CHECK(verdict(wrong) == "7 wrong elements at 1000 bytes: memory or network of a node is faulty");
+  wrong.rows[0].witnesses = {3};
+  CHECK(verdict(wrong) ==
+        "7 wrong elements at 1000 bytes, only on rank 3: its memory or its links are faulty");
+  wrong.rows[0].witnesses = {0, 1, 2, 3};
+  CHECK(verdict(wrong) ==
+        "7 wrong elements at 1000 bytes, on 4 of 4 ranks, which only see it; find the faulty rank with train "
+        "bench pairs and train health");
+  wrong.rows[0].culprits = {1};
+  CHECK(verdict(wrong) ==
+        "7 wrong elements at 1000 bytes, on 4 of 4 ranks; most wrong exchanges of two ranks are with rank 1: "
+        "its memory or its links are faulty");
   BenchReport pairs = pairs_of(2);
   pairs.min_busbw = 4;
   CHECK(verdict(pairs) == "rank 1 - rank 2: 2.00 GB/s is under --min-busbw 4");
@@ -101,7 +146,7 @@ TEST_CASE("pairs are compared with other pairs of their kind") {
                        "# slow: rank 1 - rank 3: 3.90 GB/s, 22 % under the median\n"));
   CHECK_THAT(text, Catch::Matchers::ContainsSubstring("      1   20.00       -    5.00    3.90\n"));
   CHECK_THAT(text, Catch::Matchers::ContainsSubstring(
-                       "# median in a node: 20.00 GB/s\n# median over tcp: 5.00 GB/s\n"));
+                       "# median between nodes: 5.00 GB/s\n# median in a node: 20.00 GB/s\n"));
 }
 
 TEST_CASE("the JSON report has rows, pairs and verdict") {
@@ -111,15 +156,24 @@ TEST_CASE("the JSON report has rows, pairs and verdict") {
   CHECK_THAT(rows, Catch::Matchers::ContainsSubstring("\"rank\":0,\"world_size\":4,\"version\":"));
   CHECK_THAT(rows, Catch::Matchers::ContainsSubstring(
                        "{\"bytes\":2000,\"count\":500,\"type\":\"float32\",\"mean_us\":1.0,\"p50_us\":0.9,"
-                       "\"p99_us\":1.5,\"algbw_gbps\":2.0,\"busbw_gbps\":3.0,\"wrong\":0}]"));
+                       "\"p99_us\":1.5,\"slowest_rank\":3,\"algbw_gbps\":2.0,\"busbw_gbps\":3.0,\"wrong\":0,"
+                       "\"wrong_ranks\":[],"
+                       "\"culprits\":[],\"late_rank\":null}]"));
   CHECK_THAT(rows, Catch::Matchers::ContainsSubstring("\"passed\":false"));
   CHECK(rows.find('\n') == rows.size() - 1);
   const std::string pairs = report_json(pairs_of(5.0));
   CHECK_THAT(pairs, Catch::Matchers::ContainsSubstring("\"kind\":\"pairs\""));
-  CHECK_THAT(pairs, Catch::Matchers::ContainsSubstring(
-                        "{\"ranks\":[0,1],\"same_node\":true,\"bytes\":4096,\"latency_us\":1.5,"
-                        "\"bandwidth_gbps\":20.0,\"outlier\":false}"));
+  CHECK_THAT(pairs,
+             Catch::Matchers::ContainsSubstring(
+                 "{\"ranks\":[0,1],\"same_node\":true,\"same_rail\":false,\"at_once\":1,\"failed\":false,"
+                 "\"wrong\":0,\"bytes\":4096,\"latency_us\":1.5,"
+                 "\"bandwidth_gbps\":20.0,\"outlier\":false}"));
   CHECK_THAT(pairs, !Catch::Matchers::ContainsSubstring("\"rows\""));
+  BenchReport bad = pairs_of(5.0);
+  bad.pairs[1].wrong = 3;
+  CHECK(verdict(bad) == "rank 0 - rank 2: 3 wrong bytes");
+  bad.pairs[2].failed = true;
+  CHECK(verdict(bad) == "rank 2: wrong bytes or no connection in 2 of 2 pairs");
 }
 
 TEST_CASE("a record is one line of JSON with measured values of a few digits") {

@@ -30,23 +30,12 @@ std::vector<std::string> outcome_texts(ThreadWorld& world, Share share) {
 
 }  // namespace
 
-TEST_CASE("an error of rank 0 is reported on all ranks, an error of another rank is not") {
-  for (const bool fails : {false, true}) {
-    ThreadWorld world(kRanks);
-    const auto texts = outcome_texts(world, [&](ThreadWorld::Rank& rank) {
-      if (rank.rank() == 0 && fails) return share_outcome(rank, Error{ErrorCode::kSystem, "a bad file"});
-      return share_outcome(rank, rank.rank() == 1 ? Result<>(Error{ErrorCode::kSystem, "mine"}) : Result<>());
-    });
-    CHECK(texts == std::vector<std::string>(kRanks, fails ? "a bad file" : ""));
-  }
-}
-
 TEST_CASE("the lowest rank's failure is reported on all ranks") {
   for (const int first : {0, 1, kRanks}) {
     ThreadWorld world(kRanks);
     const auto texts = outcome_texts(world, [first](ThreadWorld::Rank& rank) {
       const Result<> bad = Error{ErrorCode::kSystem, "of rank " + std::to_string(rank.rank())};
-      return share_first_failure(rank, rank.rank() >= first ? bad : Result<>());
+      return share_outcome(rank, rank.rank() >= first ? bad : Result<>());
     });
     CHECK(texts ==
           std::vector<std::string>(kRanks, first == kRanks ? "" : "of rank " + std::to_string(first)));

@@ -1,4 +1,4 @@
-#include "apps/train/training/rejoin.h"
+#include "apps/train/training/training_run.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

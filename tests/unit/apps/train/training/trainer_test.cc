@@ -415,10 +415,15 @@ TEST_CASE("buckets go from the end to the beginning, the first one small, and no
   CHECK(plan_buckets({}, 1, 4, 1, 1).empty());
 }
 
+constexpr double kMib = 1 << 20;
+
 TEST_CASE("a bucket is sent before the backward pass of the next layer, in the last micro-batch only") {
   ThreadWorld(2).run([](ThreadWorld::Rank& rank) {
     ToyModel<float> model;
-    GradientSync<float> sync({.bucket_bytes = 200, .first_bucket_bytes = 44}, model, rank);
+    TrainOptions options;
+    options.bucket_cap_mb = 200 / kMib;
+    options.first_bucket_mb = 44 / kMib;
+    GradientSync<float> sync(options, model, rank);
     model.before_layer = [&](const std::string& name) { rank.events.push_back("backward " + name); };
     sync.begin_step(2);
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
@@ -444,8 +449,11 @@ TEST_CASE("the loss and the gradient are means over micro-batches and ranks") {
     for (const bool overlap : {false, true}) {
       ThreadWorld(3).run([&](ThreadWorld::Rank& rank) {
         ToyModel<double> model;
-        GradientSync<double> sync({.first_bucket_bytes = 1, .sharded = sharded, .overlap = overlap}, model,
-                                  rank);
+        TrainOptions options;
+        options.first_bucket_mb = 1 / kMib;
+        options.zero = sharded;
+        options.sync_bn = !overlap;
+        GradientSync<double> sync(options, model, rank);
         double loss = 0;
         for (int step = 0; step < 2; ++step) {
           sync.begin_step(4);
@@ -478,8 +486,11 @@ TEST_CASE("a NaN of one rank drops the step on all ranks, in every mode") {
     for (const std::size_t place : {0, 55, 99}) {
       ThreadWorld(3).run([&](ThreadWorld::Rank& rank) {
         ToyModel<float> model;
-        GradientSync<float> sync(
-            {.first_bucket_bytes = 1, .sharded = sharded, .clip_value = 1, .clip_norm = 1}, model, rank);
+        TrainOptions options;
+        options.first_bucket_mb = 1 / kMib;
+        options.zero = sharded;
+        options.clip_value = options.clip_norm = 1;
+        GradientSync<float> sync(options, model, rank);
         sync.begin_step(1);
         model.backward(nullptr, 1, [&](std::size_t begin) {
           if (rank.rank() == 1 && begin <= place)
@@ -503,7 +514,11 @@ TEST_CASE("clipping is by value first, then by norm, with and without shards") {
     ThreadWorld(2).run([&](ThreadWorld::Rank& rank) {
       ToyModel<double> model;
       model.value = 4;
-      GradientSync<double> sync({.sharded = sharded, .clip_value = 0.5, .clip_norm = 1}, model, rank);
+      TrainOptions options;
+      options.zero = sharded;
+      options.clip_value = 0.5;
+      options.clip_norm = 1;
+      GradientSync<double> sync(options, model, rank);
       sync.begin_step(1);
       model.backward(nullptr, 1, [&](std::size_t begin) { sync.ready(begin); });
       sync.end_of_micro_batch();

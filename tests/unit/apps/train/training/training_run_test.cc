@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,16 @@ std::vector<std::string> errors_by_rank(const std::vector<std::array<std::uint32
 }
 
 }  // namespace
+
+TEST_CASE("The default training keeps its number of steps on any number of ranks") {
+  const TrainOptions options;  // 600 steps of 100 images on one rank
+  for (const auto& [ranks, epochs] :
+       std::map<int, int>{{1, 1}, {2, 1}, {4, 1}, {5, 2}, {8, 2}, {64, 15}, {512, 75}})
+    CHECK(kept_epochs(60'000, ranks, options) == epochs);
+  CHECK(kept_epochs(400, 1, options) == 1);  // never more steps than one rank makes
+  CHECK(kept_epochs(400, 4, options) == 4);
+  CHECK(kept_epochs(1, 8, options) == 1);
+}
 
 TEST_CASE("when a rank has the state, only ranks with other data are named, with both checksums") {
   const std::string here = host();

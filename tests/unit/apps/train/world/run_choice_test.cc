@@ -20,13 +20,13 @@ namespace {
 const std::string kNccl = "NCCL 2.28.9 (/usr/lib/libnccl.so.2)";
 
 RankAbility with_gpu(const std::string& host = "a", const std::string& nccl = kNccl) {
-  return {host, "", "", "", nccl, ""};
+  return {host, "", "", "", nccl, "", "8 GPUs"};
 }
 RankAbility without_gpu(const std::string& host) {
-  return {host, "no NVIDIA driver is installed", "no NVIDIA driver is installed", "", "", ""};
+  return {host, "no NVIDIA driver is installed", "no NVIDIA driver is installed", "", "", "", ""};
 }
 RankAbility without_nccl(const std::string& host) {
-  return {host, "", "NCCL cannot be loaded: no such file", "", "", ""};
+  return {host, "", "NCCL cannot be loaded: no such file", "", "", "", "8 GPUs"};
 }
 
 TrainOptions options_with(DeviceKind device, CommKind comm = CommKind::kAuto) {
@@ -50,30 +50,52 @@ void check_choice(const TrainOptions& options, const std::vector<RankAbility>& r
   CHECK(choice->obstacle == expected.obstacle);
 }
 
+void check_refusal(const TrainOptions& options, const std::vector<RankAbility>& ranks,
+                   const std::string& expected) {
+  const auto choice = choose_run(options, ranks);
+  REQUIRE(choice.has_error());
+  CHECK(choice.error().code == ddp::ErrorCode::kUsage);
+  CHECK(choice.error().text == expected);
+}
+
 constexpr auto kCpu = DeviceKind::kCpu, kGpu = DeviceKind::kGpu;
 constexpr auto kAnyDevice = DeviceKind::kAuto;
 constexpr auto kAnyComm = CommKind::kAuto, kOverNccl = CommKind::kNccl, kOverTcp = CommKind::kTcp;
 const std::string kNoDriver = "no NVIDIA driver is installed";
 
-TEST_CASE("--device auto uses GPUs and NCCL if every rank has both") {
+const std::string kCpuInstead = "use the CPUs with --device cpu";
+const std::string kSees = ", and rank 0 on a sees 8 GPUs; ";
+
+TEST_CASE("--device auto uses GPUs and NCCL if every rank has both, and the CPU if no rank sees a GPU") {
   const auto any = options_with(kAnyDevice);
   check_choice(any, {with_gpu()}, {kGpu, kAnyComm, ""});
   check_choice(any, {without_gpu("a")}, {kCpu, kAnyComm, "rank 0 on a: " + kNoDriver});
   check_choice(any, {with_gpu(), with_gpu("b")}, {kGpu, kOverNccl, ""});
-  check_choice(any, {with_gpu(), without_gpu("b")}, {kCpu, kAnyComm, "rank 1 on b: " + kNoDriver});
-  check_choice(any, {without_gpu("a"), with_gpu(), without_gpu("b")},
-               {kCpu, kAnyComm, "rank 0 on a: " + kNoDriver + "; and 1 more rank"});
   check_choice(any, {without_gpu("a"), without_gpu("b"), without_gpu("c")},
                {kCpu, kAnyComm, "rank 0 on a: " + kNoDriver + "; and 2 more ranks"});
-  check_choice(any, {with_gpu(), without_nccl("b")},
-               {kCpu, kAnyComm, "rank 1 on b: NCCL cannot be loaded: no such file"});
 }
 
-TEST_CASE("Ranks with different versions of NCCL do not use it") {
+TEST_CASE("A visible GPU that cannot be used is an error, on whichever rank") {
+  const auto any = options_with(kAnyDevice);
+  const std::string usable = "give each rank a GPU that works, or " + kCpuInstead;
+  check_refusal(any, {with_gpu(), without_gpu("b")}, "rank 1 on b: " + kNoDriver + kSees + usable);
+  check_refusal(any, {without_gpu("b"), with_gpu(), without_gpu("b")},
+                "rank 0 on b: " + kNoDriver + "; and 1 more rank, and rank 1 on a sees 8 GPUs; " + usable);
+  auto old_driver = without_gpu("a");
+  old_driver.visible = "8 GPUs";
+  check_refusal(any, {old_driver}, "rank 0 on a: " + kNoDriver + kSees + usable);
+  check_refusal(any, {with_gpu(), without_nccl("b")},
+                "rank 1 on b: NCCL cannot be loaded: no such file" + kSees +
+                    "install NCCL for every rank, or " + kCpuInstead);
+}
+
+TEST_CASE("One rank with another version of NCCL ends the job before it starts") {
   const std::vector<RankAbility> ranks{with_gpu("a"), with_gpu("b", "NCCL 2.26.2 (/opt/libnccl.so.2)")};
   const std::string obstacle = "rank 1 on b has NCCL 2.26.2, rank 0 on a has NCCL 2.28.9";
-  check_choice(options_with(kAnyDevice), ranks, {kCpu, kAnyComm, obstacle});
-  check_choice(options_with(kGpu), ranks, {kGpu, kAnyComm, obstacle});
+  const std::string remedy =
+      "install the same version on all nodes, or name its file by DDPLAUNCH_NCCL_LIBRARY, or ";
+  check_refusal(options_with(kAnyDevice), ranks, obstacle + kSees + remedy + kCpuInstead);
+  check_refusal(options_with(kGpu), ranks, obstacle + "; " + remedy + "use the slow --comm shm or tcp");
   // The place of the file does not matter.
   check_choice(options_with(kAnyDevice), {with_gpu("a"), with_gpu("b", "NCCL 2.28.9 (/opt/libnccl.so.2)")},
                {kGpu, kOverNccl, ""});
@@ -86,31 +108,36 @@ TEST_CASE("Ranks that have one and the same GPU do not use NCCL") {
   check_choice(options_with(kAnyDevice), ranks, {kGpu, kOverNccl, ""});
   ranks[3].gpu = ranks[1].gpu;
   const std::string obstacle = "rank 3 on a: its GPU is also that of rank 1";
-  check_choice(options_with(kAnyDevice), ranks, {kCpu, kAnyComm, obstacle});
+  check_refusal(options_with(kAnyDevice), ranks,
+                obstacle + kSees + "start one rank per GPU, or " + kCpuInstead);
   CHECK(choose_run(options_with(kAnyDevice, kOverNccl), ranks).error().text ==
         "--comm nccl: " + obstacle + "; start one rank per GPU, or use --share-gpu");
-  check_choice(options_with(kGpu), ranks, {kGpu, kAnyComm, obstacle});
+  check_refusal(options_with(kGpu), ranks,
+                obstacle + "; start one rank per GPU, or use the slow --comm shm or tcp");
   for (RankAbility& rank : ranks)
     rank.gpu = "";  // --share-gpu
   check_choice(options_with(kAnyDevice), ranks, {kGpu, kOverNccl, ""});
 }
 
-TEST_CASE("--device gpu chooses NCCL, or falls back to the transports of the CPU") {
+TEST_CASE("--device gpu chooses NCCL") {
   check_choice(options_with(kGpu), {with_gpu(), with_gpu("b")}, {kGpu, kOverNccl, ""});
   check_choice(options_with(kGpu), {with_gpu()}, {kGpu, kAnyComm, ""});
-  check_choice(options_with(kGpu), {without_nccl("a"), with_gpu("b")},
-               {kGpu, kAnyComm, "rank 0 on a: NCCL cannot be loaded: no such file"});
+  check_refusal(
+      options_with(kGpu), {without_nccl("a"), with_gpu("b")},
+      "rank 0 on a: NCCL cannot be loaded: no such file; install NCCL for every rank, or use the slow "
+      "--comm shm or tcp");
 }
 
 TEST_CASE("Given options limit the choice") {
-  check_choice(options_with(kAnyDevice, kOverTcp), {with_gpu(), with_gpu("b")},
+  check_choice(options_with(kAnyDevice, kOverTcp), {without_gpu("a"), without_gpu("b")},
                {kCpu, kOverTcp, "--comm tcp needs the CPU"});
-  check_choice(options_with(kAnyDevice, CommKind::kShm), {with_gpu(), with_gpu("b")},
-               {kCpu, CommKind::kShm, "--comm shm needs the CPU"});
+  check_refusal(options_with(kAnyDevice, CommKind::kShm), {with_gpu(), with_gpu("b")},
+                "--comm shm needs the CPU" + kSees + kCpuInstead);
   check_choice(options_with(kAnyDevice, kOverNccl), {with_gpu(), with_gpu("b")}, {kGpu, kOverNccl, ""});
   auto sync_bn = options_with(kAnyDevice);
   sync_bn.sync_bn = true;
-  check_choice(sync_bn, {with_gpu(), with_gpu("b")}, {kCpu, kAnyComm, "--sync-bn needs the CPU"});
+  check_choice(sync_bn, {without_gpu("a")}, {kCpu, kAnyComm, "--sync-bn needs the CPU"});
+  check_refusal(sync_bn, {with_gpu(), with_gpu("b")}, "--sync-bn needs the CPU" + kSees + kCpuInstead);
   auto bf16 = options_with(kAnyDevice);
   bf16.dtype = Dtype::kBfloat16;
   check_choice(bf16, {with_gpu()}, {kGpu, kAnyComm, ""});
@@ -133,7 +160,7 @@ TEST_CASE("Only auto leaves a choice") {
 }
 
 TEST_CASE("Abilities and choices survive the store") {
-  const RankAbility ability{"host", "", "a\nreason", "GPU", "NCCL", "refused"};
+  const RankAbility ability{"host", "", "a\nreason", "GPU", "NCCL", "refused", "2 GPUs"};
   const RankAbility again = read_rank_ability(to_text(ability));
   CHECK(again.host == "host");
   CHECK(again.gpu_obstacle.empty());
@@ -142,6 +169,7 @@ TEST_CASE("Abilities and choices survive the store") {
   CHECK(again.gpu == "GPU");
   CHECK(again.nccl == "NCCL");
   CHECK(again.refusal == "refused");
+  CHECK(again.visible == "2 GPUs");
   for (const DeviceKind device : {kCpu, kGpu}) {
     for (const CommKind comm : {kAnyComm, kOverTcp, CommKind::kShm, kOverNccl}) {
       const auto choice = read_run_choice(to_text(RunChoice{device, comm, "why"}));
@@ -221,7 +249,7 @@ class BoardDirectory final : public PeerDirectory {
 };
 
 struct Part {
-  RankAbility ability{"host", "", "", "", "NCCL 2.28.9 (here)", ""};
+  RankAbility ability{"host", "", "", "", "NCCL 2.28.9 (here)", "", ""};
   std::optional<RunChoice> held = {};
   bool comes = true;
 };

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
-#include <deque>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -16,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "apps/train/collectives/nccl/nccl_comms.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
-#include "apps/train/collectives/nccl/nccl_link.h"
 #include "apps/train/collectives/nccl/nccl_settings.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/gpu/cuda_runtime.h"
@@ -28,7 +26,7 @@
 #include "tests/unit/apps/train/collectives/gather_check.h"
 #include "tests/unit/apps/train/collectives/memory_directory.h"
 
-// Ranks as threads over a fake NCCL library and fake GPU memory.
+// Ranks as threads over a fake NCCL library and a fake CUDA, each with a GPU of its own.
 
 using namespace ddp;
 using namespace ddp::train;
@@ -36,57 +34,11 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Work that waits for other ranks, in order. It moves on when it is queried.
-struct WorkStream {
-  std::deque<std::function<bool()>> waiting;
-
-  bool is_idle() {
-    while (!waiting.empty() && waiting.front()())
-      waiting.pop_front();
-    return waiting.empty();
-  }
-};
-
-}  // namespace
-
-void ddp::fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::shared_ptr<void>) {
-  reinterpret_cast<WorkStream*>(stream)->waiting.push_back(std::move(work));
-}
-bool ddp::fake_cuda_is_capturing(cudaStream_t) {
-  return false;
-}
-/// Each rank is a thread with a GPU of its own.
-std::string ddp::fake_cuda_gpu() {
-  static std::atomic<int> gpus = 0;
-  thread_local const int mine = ++gpus;
-  return std::to_string(mine);
-}
-
-namespace {
-
-class MemoryDevice final : public NcclDevice {
- public:
-  std::string name() const override { return "memory"; }
-  Result<> take() override { return {}; }
-  void* stream() override { return &stream_; }
-  Result<std::byte*> allocate(std::size_t bytes) override { return new std::byte[bytes]; }
-  void release(std::byte* data) override { delete[] data; }
-  Result<> zero(std::byte* data, std::size_t bytes) override {
-    std::memset(data, 0, bytes);
-    return {};
-  }
-  Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
-    std::memcpy(device, host, bytes);
-    return {};
-  }
-  Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
-    std::memcpy(host, device, bytes);
-    return {};
-  }
-  Result<bool> is_idle(void* stream) override { return static_cast<WorkStream*>(stream)->is_idle(); }
-
- private:
-  WorkStream stream_;
+/// A stream of the caller, with the wait for its work.
+struct OwnStream {
+  CudaStream stream = std::move(*make_cuda_stream());
+  void* get() const { return stream.get(); }
+  Result<bool> is_idle() const { return cuda_is_done(cudaStreamQuery(stream.get()), "cudaStreamQuery"); }
 };
 
 std::shared_ptr<const NcclLibrary> fake_library() {
@@ -94,12 +46,15 @@ std::shared_ptr<const NcclLibrary> fake_library() {
   return *library;
 }
 
-/// The folder in which the fake NCCL's ranks meet.
+/// The folder in which the fake NCCL's ranks meet. It is made once: a rank that a test case leaves in a hung
+/// abort may read the environment at any time.
 struct RoomFolder {
   RoomFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "fake-nccl-XXXXXX").string();
     path = ::mkdtemp(name.data());
     ::setenv("FAKE_NCCL_DIR", path.c_str(), 1);
+    ::setenv("FAKE_CUDA_GPUS", "160", 1);
+    ::unsetenv("CUDA_VISIBLE_DEVICES");  // a run of all tests hides real GPUs
   }
   ~RoomFolder() { std::filesystem::remove_all(path); }
   std::filesystem::path path;
@@ -147,7 +102,7 @@ std::vector<std::string> run_ranks(
       NcclWorldConfig config = config_of(rank, world);
       change(config);
       if (config.rank < 0) return;  // this rank never comes
-      auto joined = connect_nccl_over(fake_library(), std::make_shared<MemoryDevice>(), config, directory);
+      auto joined = connect_nccl_over(fake_library(), rank, config, directory);
       said[static_cast<std::size_t>(rank)] = joined ? body(*joined) : joined.error().text;
     });
   }
@@ -215,13 +170,13 @@ TEST_CASE("every operation over NCCL is right, for odd sizes and world sizes") {
 TEST_CASE("device memory is summed in place") {
   fresh_settings();
   const auto said = run_ranks(2, [](NcclWorld& joined) -> std::string {
-    MemoryDevice device;  // its stream
+    const OwnStream own;
     std::vector<double> values(100, joined.communicator->rank() + 1.0);
     Communicator& all = *joined.communicator;
     auto put = all.enqueue_on_device(
-        {CollectiveKind::kAllReduce, values.data(), values.size(), NumberType::kFloat64}, device.stream());
+        {CollectiveKind::kAllReduce, values.data(), values.size(), NumberType::kFloat64}, own.get());
     if (!put) return put.error().text;
-    const auto is_idle = [&] { return device.is_idle(device.stream()); };
+    const auto is_idle = [&] { return own.is_idle(); };
     if (auto done = all.wait_for_device(is_idle, "step 4"); !done) return done.error().text;
     return values[99] == 3.0 ? "" : "wrong";
   });
@@ -266,12 +221,14 @@ TEST_CASE("an abort begins before graphs are dropped, which become idle by it; a
     std::vector<std::string> calls;
     {
       MemoryDirectory directory;
-      NcclLinkConfig limits;
+      NcclCommsConfig limits;
       limits.step_timeout = 20ms;
-      NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
-      const auto comm = link.open(directory, "world", 0, 1);
+      const auto made = NcclComms::make(fake_library(), 0, limits);
+      REQUIRE(made.has_value());
+      NcclComms& comms = **made;
+      const auto comm = comms.open(directory, "world", 0, 1);
       REQUIRE(comm.has_value());
-      NcclCommunicator sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm, 0, 1);
+      NcclCommunicator sums(*made, *comm, 0, 1);
       sums.on_end(recording_owner(settings, calls));
       if (fails) {
         const auto done = sums.wait_for_device([]() -> Result<bool> { return false; }, "all-reduce");
@@ -295,11 +252,13 @@ TEST_CASE("an end without a failure aborts if the graphs do not become idle by t
   std::vector<std::string> calls;
   {
     MemoryDirectory directory;
-    NcclLinkConfig limits;
+    NcclCommsConfig limits;
     limits.end_timeout = 500ms;
-    NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
-    REQUIRE(link.open(directory, "world", 0, 1).has_value());
-    link.on_end(recording_owner(settings, calls));
+    const auto made = NcclComms::make(fake_library(), 0, limits);
+    REQUIRE(made.has_value());
+    NcclComms& comms = **made;
+    REQUIRE(comms.open(directory, "world", 0, 1).has_value());
+    comms.on_end(recording_owner(settings, calls));
   }
   CHECK(calls == std::vector<std::string>{"abandon 0", "idle 1", "drop 1"});
   CHECK(settings.destroyed == 0);
@@ -344,13 +303,13 @@ TEST_CASE("operations on the GPU's memory are right") {
   const int world = 3;
   const auto said = run_ranks(world, [](NcclWorld& joined) -> std::string {
     Communicator& all = *joined.communicator;
-    MemoryDevice device;  // its stream
+    const OwnStream own;
     const std::size_t size = 12, part = size / world;
     std::vector<float> got;
     const auto after = [&](CollectiveKind kind, int root = 0) {
       got = values_of<float>(all.rank(), size);
-      const auto is_idle = [&] { return device.is_idle(device.stream()); };
-      return all.enqueue_on_device({kind, got.data(), size, NumberType::kFloat32, root}, device.stream()) &&
+      const auto is_idle = [&] { return own.is_idle(); };
+      return all.enqueue_on_device({kind, got.data(), size, NumberType::kFloat32, root}, own.get()) &&
              all.wait_for_device(is_idle, "test");
     };
     using Kind = CollectiveKind;
@@ -360,13 +319,13 @@ TEST_CASE("operations on the GPU's memory are right") {
         sums[i] += values_of<float>(rank, size)[i];
       gathered[i] = values_of<float>(static_cast<int>(i / part), size)[i];
     }
-    const std::size_t own = part * static_cast<std::size_t>(all.rank());
+    const std::size_t first = part * static_cast<std::size_t>(all.rank());
     if (!after(Kind::kAllReduce) || got != sums) return "all-reduce";
     if (!after(Kind::kBroadcast, 1) || got != values_of<float>(1, size)) return "broadcast";
     if (!after(Kind::kAllGather) || got != gathered) return "all-gather";
-    if (!after(Kind::kReduceScatter) || !std::equal(got.begin() + static_cast<std::ptrdiff_t>(own),
-                                                    got.begin() + static_cast<std::ptrdiff_t>(own + part),
-                                                    sums.begin() + static_cast<std::ptrdiff_t>(own)))
+    if (!after(Kind::kReduceScatter) || !std::equal(got.begin() + static_cast<std::ptrdiff_t>(first),
+                                                    got.begin() + static_cast<std::ptrdiff_t>(first + part),
+                                                    sums.begin() + static_cast<std::ptrdiff_t>(first)))
       return "reduce-scatter";
     return "";
   });
@@ -575,12 +534,13 @@ TEST_CASE("a library that is missing, too old or not NCCL is refused with its pa
 TEST_CASE("the installed NCCL library refuses a rank without a GPU in its own words", "[nccl_without_gpu]") {
   const auto real = NcclLibrary::open("");
   if (!real) SKIP_TEST(real.error().text);
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) SKIP_TEST("there is a GPU");
+  if (std::filesystem::exists("/dev/nvidia0")) SKIP_TEST("there is a GPU");
   CHECK((*real)->version() >= NcclLibrary::kOldest);
   MemoryDirectory directory;
-  NcclLink link(*real, std::make_shared<MemoryDevice>(), {});
-  const auto comm = link.open(directory, "world", 0, 1);
+  const auto made = NcclComms::make(*real, 0, {});
+  REQUIRE(made.has_value());
+  NcclComms& comms = **made;
+  const auto comm = comms.open(directory, "world", 0, 1);
   REQUIRE(comm.has_error());
   CHECK(comm.error().code == ErrorCode::kSystem);
   CHECK(comm.error().text.starts_with("rank 0 over NCCL: ncclUnhandledCudaError: "));
@@ -603,14 +563,16 @@ TEST_CASE("graphs that never become idle are not dropped, and the GPUs are given
   std::vector<std::string> calls;
   MemoryDirectory directory;
   {
-    NcclLinkConfig limits;
+    NcclCommsConfig limits;
     limits.step_timeout = 20ms;
     limits.end_timeout = 50ms;
-    NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
-    const auto comm = link.open(directory, "world", 0, 1);
+    const auto made = NcclComms::make(fake_library(), 0, limits);
+    REQUIRE(made.has_value());
+    NcclComms& comms = **made;
+    const auto comm = comms.open(directory, "world", 0, 1);
     REQUIRE(comm.has_value());
-    link.on_end(recording_owner(settings, calls, false));
-    const auto done = link.wait(*comm, "all-reduce", []() -> Result<bool> { return false; });
+    comms.on_end(recording_owner(settings, calls, false));
+    const auto done = comms.wait(*comm, "all-reduce", []() -> Result<bool> { return false; });
     REQUIRE(done.has_error());
     CHECK(done.error().text ==
           "rank 0 over NCCL: the other ranks did not join the operation within 20 ms; NCCL did not abort "
@@ -627,14 +589,16 @@ TEST_CASE("an abort that hangs is abandoned after its deadline") {
   settings.all_reduces_hang = true;
   MemoryDirectory directory;
   {
-    NcclLinkConfig limits;
+    NcclCommsConfig limits;
     limits.step_timeout = 20ms;
     limits.end_timeout = 50ms;
-    NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
-    const auto comm = link.open(directory, "world", 0, 1);
+    const auto made = NcclComms::make(fake_library(), 0, limits);
+    REQUIRE(made.has_value());
+    NcclComms& comms = **made;
+    const auto comm = comms.open(directory, "world", 0, 1);
     REQUIRE(comm.has_value());
     settings.abort_hangs = 1;
-    const auto done = link.wait(*comm, "all-reduce", []() -> Result<bool> { return false; });
+    const auto done = comms.wait(*comm, "all-reduce", []() -> Result<bool> { return false; });
     REQUIRE(done.has_error());
     CHECK(done.error().text ==
           "rank 0 over NCCL: the other ranks did not join the operation within 20 ms; NCCL did not abort "

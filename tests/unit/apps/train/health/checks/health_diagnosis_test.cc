@@ -2,6 +2,8 @@
 #include "apps/train/health/checks/health_diagnosis.h"
 
 #include <cmath>
+#include <initializer_list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,7 +29,7 @@ HealthReport healthy(int ranks) {
   }
   for (int a = 0; a < ranks; ++a) {
     for (int b = a + 1; b < ranks; ++b)
-      report.pairs.push_back({{a, b, false, 30, 5}, 0, false});
+      report.pairs.push_back({a, b, false, 30, 5});
   }
   return report;
 }
@@ -69,9 +71,24 @@ TEST_CASE("A pair that fails is reported for both ranks, a slow one as a warning
   CHECK(diagnostic_lines(report) == Lines{"error 0 pair: could not exchange messages with rank 1 on gpu02",
                                           "error 1 pair: could not exchange messages with rank 0 on gpu01"});
   report = healthy(3);
-  report.pairs[2].result.bandwidth = 1;
+  report.pairs[2].bandwidth = 1;
   CHECK(diagnostic_lines(report) ==
         Lines{"warning 1 pair: 1.00 GB/s with rank 2 on gpu03, more than 20 % under the median"});
+}
+
+TEST_CASE("A rank with most of the bad pairs is reported, and not the witnesses of its faults") {
+  HealthReport report = healthy(3);
+  for (HealthFigures& figures : report.ranks)
+    figures.wrong_sums = 7;
+  CHECK(diagnostic_lines(report).size() == 3);  // nothing else says whose numbers were wrong
+  report.pairs[1].wrong = report.pairs[2].wrong = 4;
+  CHECK(diagnostic_lines(report) == Lines{"error 2 pair: 4 wrong bytes in the exchange with rank 0 on gpu01",
+                                          "error 2 pair: 4 wrong bytes in the exchange with rank 1 on gpu02",
+                                          "error 2 sum: 7 wrong elements in the sum over all ranks"});
+  report = healthy(4);
+  report.pairs[2].bandwidth = report.pairs[4].bandwidth = report.pairs[5].bandwidth = 1;
+  for (const std::string& line : diagnostic_lines(report))
+    CHECK(line.starts_with("warning 3 pair: 1.00 GB/s with rank "));
 }
 
 TEST_CASE("A rank that is more than 20 % below the median of its kind is reported as slow") {
@@ -114,6 +131,8 @@ TEST_CASE("Health figures survive their encoding as numbers") {
   figures.gpu = true;
   figures.gflops = 12.5;
   figures.last_xid = 79;
+  figures.step_lost = 0.25;
+  figures.remap_waits = 1;
   figures.trouble = std::string(500, 'x');
   figures.products_by = "cuBLASLt 13.0.2 (/lib/libcublasLt.so.13)";
   const auto words = pack_figures(figures);
@@ -125,8 +144,112 @@ TEST_CASE("Health figures survive their encoding as numbers") {
   CHECK(back.gflops == 12.5);
   CHECK(back.products == 100);
   CHECK(back.last_xid == 79);
+  CHECK(back.step_lost == 0.25);
+  CHECK(back.remap_waits == 1);
   CHECK(back.trouble == std::string(191, 'x'));
   CHECK(back.products_by == figures.products_by);
+}
+
+TEST_CASE("Equal steps: the minority is named, by majority of ranks and of repeats") {
+  // Two batches, each twice; after the kind.
+  using Words = std::vector<std::uint64_t>;
+  const auto verdicts = [](std::vector<Words> ranks) {
+    Words words;
+    for (const Words& rank : ranks)
+      words.insert(words.end(), rank.begin(), rank.end());
+    std::string text;
+    for (const StepVerdict& one : compare_steps(words, 5, 4, 2))
+      text += std::to_string(one.other) + "/" + std::to_string(one.unclear) + " ";
+    return text;
+  };
+  const Words good{1, 7, 8, 7, 8};
+  CHECK(verdicts({good, good, good}) == "0/0 0/0 0/0 ");
+  CHECK(verdicts({good, {1, 7, 9, 7, 8}, good}) == "0/0 1/0 0/0 ");
+  CHECK(verdicts({good, {1, 6, 9, 6, 9}, good}) == "0/0 4/0 0/0 ");
+  CHECK(verdicts({good, {1, 0, 8, 7, 8}, good}) == "0/0 1/0 0/0 ");  // a nan
+  CHECK(verdicts({good, {1, 7, 8, 7, 9}}) == "0/0 1/0 ");            // of two ranks, the one that wavers
+  CHECK(verdicts({good, {1, 6, 8, 6, 8}}) == "0/2 0/2 ");            // or none of them
+  CHECK(verdicts({{1, 7, 8, 7, 9}}) == "0/2 ");
+  // Other devices round in other ways; a rank without steps has no vote.
+  CHECK(verdicts({good, {2, 5, 5, 5, 5}, {0, 0, 0, 0, 0}}) == "0/0 0/0 0/0 ");
+}
+
+TEST_CASE("Ranks are compared by each speed, and named when they pause") {
+  HealthReport report = healthy(3);
+  for (HealthFigures& one : report.ranks) {
+    one.steps = 100;
+    one.step_p50 = 0.010;
+    one.step_p99 = 0.012;
+    one.step_lost = 0.01;
+    one.memory_gbps = 10;
+  }
+  CHECK(diagnostic_lines(report).empty());
+  report.ranks[1].step_p50 = 0.020;
+  report.ranks[2].memory_gbps = 5;
+  CHECK(diagnostic_lines(report) == Lines{"warning 1 slow: 50.0 training steps/s, 50 % under the median",
+                                          "warning 2 slow: 5.0 GB/s to its memory, 50 % under the median"});
+  CHECK(speed_table(report) ==
+        "#\n"
+        "#  rank    GFLOP/s    step ms     p99 ms   mem GB/s\n"
+        "       0      10.00      10.00      12.00      10.00\n"
+        "       1      10.00      20.00      12.00      10.00\n"
+        "       2      10.00      10.00      12.00       5.00\n"
+        "# median      10.00      10.00      12.00      10.00\n");
+  report = healthy(2);
+  report.ranks[0].step_lost = 0.01;
+  report.ranks[1].step_lost = 0.1;
+  report.ranks[1].step_p50 = 0.01;
+  report.ranks[1].step_p99 = 0.06;
+  CHECK(diagnostic_lines(report) == Lines{"warning 1 pause: lost 10.0 % of its time in pauses: 1 % of its "
+                                          "training steps take 60.0 ms or more, "
+                                          "half of them 10.0 ms; the median rank lost 1.0 %"});
+}
+
+TEST_CASE("The counters of a GPU's links and rows are reported, and rounds add up to the worst") {
+  HealthReport report = healthy(1);
+  HealthFigures& all = report.ranks[0];
+  HealthFigures round = all;
+  all.gflops = 0;
+  all.products = 0;
+  round.gpu = true;
+  round.pcie_replays = round.nvlink_errors = round.remapped_rows = 1;
+  round.watts = 300;
+  round.bf16_gflops = 800;
+  round.clock = 1500;
+  all.add(round);
+  round.watts = 700;
+  round.bf16_gflops = 900;
+  round.clock = 1400;
+  all.add(round);
+  CHECK(all.products == 200);
+  CHECK((all.gflops == 10 && all.bf16_gflops == 800 && all.watts == 700 && all.clock == 1400));
+  CHECK(diagnostic_lines(report) == Lines{"error 0 rows: 2 rows of the GPU's memory had to be replaced",
+                                          "warning 0 link: 2 replays on PCIe",
+                                          "warning 0 link: 2 errors on NVLink (replays, recoveries, CRC)"});
+}
+
+TEST_CASE("Exact products of whole numbers repeat, and their factors are stored without a loss") {
+  const HealthGemm gemm(HealthNumber::kFp8, 64, 16);
+  std::vector<float> product(16 * 64);
+  for (std::size_t row = 0; row < 16; ++row) {
+    for (std::size_t column = 0; column < 64; ++column) {
+      for (std::size_t d = 0; d < 64; ++d)
+        product[row * 64 + column] += gemm.a()[row * 64 + d] * gemm.b()[column % 16 * 64 + d];
+    }
+  }
+  CHECK(gemm.wrong(product) == 0);
+  product[100] += 1;
+  CHECK(gemm.wrong(product) == 1);
+  const float numbers[] = {0, 1, -2, 1.5f, 8};
+  const auto bytes = [](std::initializer_list<int> all) {
+    std::vector<std::byte> list;
+    for (const int one : all)
+      list.push_back(static_cast<std::byte>(one));
+    return list;
+  };
+  CHECK(stored(HealthNumber::kFp8, numbers) == bytes({0x00, 0x38, 0xc0, 0x3c, 0x50}));
+  CHECK(stored(HealthNumber::kBf16, std::span(numbers).first(3)) ==
+        bytes({0x00, 0x00, 0x80, 0x3f, 0x00, 0xc0}));
 }
 
 TEST_CASE("Products are compared with the exact one and with the first") {

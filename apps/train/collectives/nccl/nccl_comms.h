@@ -1,0 +1,124 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/nccl/nccl_library.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+struct NcclCommsConfig : GroupConfig {
+  std::chrono::milliseconds end_timeout{5'000};  ///< for NCCL to abort or to free its memory
+  bool windows = true;                           ///< share_memory() may make symmetric windows
+  std::string start_advice = {};                 ///< ends the text of an error of NCCL at its start
+};
+
+/// One rank's NCCL communicators, and every wait for them. They do not block, so that a lost peer, a deadline
+/// or a revocation ends any wait. One failure ends them all, so they are aborted together, each on its own
+/// thread: NCCL's abort may hang, and one may wait for another. An abort that takes longer than `end_timeout`
+/// is abandoned with its thread and memory, and the GPUs are given up. nccl_is_stuck() then returns true.
+///
+/// One thread. Errors as in Communicator, and kUsage, kSystem and kInternal if NCCL reports them.
+class NcclComms {
+ public:
+  /// Ranks that share one meeting point, if the library supports several.
+  static constexpr int kRanksPerRoot = 128;
+
+  /// Uses GPU number `gpu`, with a stream of its own.
+  static Result<std::shared_ptr<NcclComms>> make(std::shared_ptr<const NcclLibrary> library, int gpu,
+                                                 NcclCommsConfig config);
+  ~NcclComms();
+  NcclComms(const NcclComms&) = delete;
+  NcclComms& operator=(const NcclComms&) = delete;
+
+  /// Opens a communicator of `size` ranks that all call this. Its ids are made for it and published in the
+  /// directory under the group's name. An id serves once: the directory must be that of this attempt.
+  Result<ncclComm_t> open(PeerDirectory& directory, const std::string& group, int rank, int size);
+  /// Splits a communicator into parts: ranks of one color, in the order of their keys. All its ranks call
+  /// this; those with a color below 0 get null. Fails with kUsage if the library has no ncclCommSplit.
+  Result<ncclComm_t> split(ncclComm_t whole, int color, int key);
+
+  using NcclCall = std::function<ncclResult_t(const NcclFunctions&)>;
+  /// Makes NCCL put an operation into a stream, and waits until it is enqueued.
+  Result<> call(ncclComm_t comm, std::string_view operation, const NcclCall& call);
+  /// Waits until done() returns true. Errors of done() are the device's.
+  Result<> wait(ncclComm_t comm, std::string_view operation, const std::function<Result<bool>()>& done);
+  /// Passes on the device's answer. A failure ends the communicators like any other.
+  template <class T>
+  Result<T> checked(Result<T> answer, std::string_view operation) {
+    if (failed_) return *failed_;
+    if (!answer) return fail(answer.error().code, answer.error().text, operation);
+    return answer;
+  }
+
+  /// Graphs that hold operations of the communicators, as in Communicator.
+  void on_end(GraphOwner owner) { owners_.push_back(std::move(owner)); }
+
+  /// Bytes of the host's buffer that go to the device before, or come back after.
+  struct BufferRange {
+    std::size_t offset = 0;
+    std::size_t size = 0;
+  };
+  using StagedCall = std::function<ncclResult_t(const NcclFunctions&, std::byte* device, cudaStream_t)>;
+  /// Makes an operation on a copy of `host` in GPU memory, and waits for it and the copies.
+  Result<> staged(ncclComm_t comm, std::string_view operation, std::span<std::byte> host, BufferRange up,
+                  BufferRange down, const StagedCall& enqueue);
+  /// Returns memory that NCCL allocated, zeroed and registered with the communicator; valid as long as the
+  /// comms. If the machine supports it, NCCL reads and writes it without copies through its own buffers.
+  /// Empty: there is none. If NCCL cannot register memory, this is reported on stderr once.
+  DeviceMemory share_memory(ncclComm_t comm, std::size_t bytes);
+
+ private:
+  struct Resources;
+  struct CommunicatorEndings;
+  struct Registration {
+    ncclComm_t comm;
+    void* handle;
+    bool is_window;
+    void* block;
+  };
+
+  NcclComms(std::shared_ptr<const NcclLibrary> library, int gpu, NcclCommsConfig config);
+  Result<> take_gpu() const;
+  Result<std::byte*> staging(std::size_t bytes);
+  Result<std::span<std::byte>> allocate(ncclComm_t comm, std::size_t bytes);
+  bool register_alone(ncclComm_t comm, std::span<std::byte> block);
+  bool all_agree(ncclComm_t comm, bool mine);
+
+  Result<std::vector<ncclUniqueId>> meet(PeerDirectory& directory, const std::string& group, int rank,
+                                         int size);
+  Result<> settle(ncclComm_t comm, ncclResult_t result, std::string_view operation,
+                  std::chrono::milliseconds timeout);
+  Error fail(ErrorCode code, const std::string& reason, std::string_view operation,
+             const std::string& advice = "");
+  Error failed_call(ncclComm_t comm, ncclResult_t result, std::string_view operation);
+  bool end_all(bool abort);
+  bool drop_graphs(std::chrono::steady_clock::time_point deadline);
+  std::vector<Registration> take_registrations(ncclComm_t comm, bool abort);
+  std::shared_ptr<CommunicatorEndings> begin_endings(bool abort);
+
+  std::shared_ptr<const NcclLibrary> library_;
+  int gpu_;
+  NcclCommsConfig config_;
+  std::shared_ptr<Resources> held_;
+  std::vector<GraphOwner> owners_;
+  bool said_ = false;  ///< that memory cannot be registered
+  bool stuck_ = false;
+  std::optional<Error> failed_;
+};
+
+/// Returns true if an NCCL call did not return in time and its thread was abandoned. A normal end of the
+/// program may then hang forever: the program should flush its output and call _exit.
+bool nccl_is_stuck();
+
+}  // namespace ddp::train
