@@ -16,6 +16,7 @@ import socket
 import sys
 import textwrap
 import threading
+import time
 import types
 import unittest
 import unittest.mock
@@ -23,7 +24,7 @@ import unittest.mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support import pytorch
 from tests.support.elastic_worker import MODULES, STORE, ElasticTest, ForkedProcess
-from tests.support.launch import SKIP, SOURCE, main
+from tests.support.launch import SKIP, SOURCE, main, wait_until
 
 # $FAULT is a place in the loop and a step of attempt 0, at which rank 1 dies. If the place begins with "collective", rank 0
 # takes part in a collective (which hangs). Otherwise rank 0 continues when the revoke has come and the state is frozen. In
@@ -421,17 +422,26 @@ class ElasticUnits(unittest.TestCase):
 
     def test_a_fork_waits_for_the_threads_that_run(self):
         """A thread that enters Python while another one forks hangs the child (python/cpython#112275)."""
-        registered, ended = [], threading.Event()
+        registered, total = [], []
         with unittest.mock.patch.object(os, "register_at_fork", lambda before: registered.append(before)), \
                 unittest.mock.patch.object(sys, "version_info", (3, 11, 2)), unittest.mock.patch.dict(os.environ, DDPLAUNCH_CONTROL="none"):
             with self.assertRaises(elastic.LinkLost):
                 elastic.rejoin(lambda world, state: None, backend="gloo")()
-        compute = threading.Thread(target=lambda: (hashlib.pbkdf2_hmac("sha256", b"", b"", 3000000), ended.set()))
+        compute = threading.Thread(target=lambda: (hashlib.pbkdf2_hmac("sha256", b"", b"", 3000000), total.append(time.thread_time())))
+        compute.start()
+
+        def computed():  # seconds of CPU time
+            try:
+                with open(f"/proc/self/task/{compute.native_id}/stat") as file:
+                    return int(file.read().rpartition(") ")[2].split()[11]) / os.sysconf("SC_CLK_TCK")
+            except OSError:  # it has ended
+                return total[0]
+        self.assertTrue(wait_until(lambda: computed() >= 0.05))  # before that it may wait for this thread, and so sleep
         with unittest.mock.patch.object(elastic, "FORK_WAIT_S", 60):
-            compute.start()
             registered[0]()
-            compute.join(0.3)
-        self.assertTrue(ended.is_set())
+        at_fork = computed()
+        compute.join()
+        self.assertGreater(at_fork, 0.9 * total[0])
 
     def test_a_group_that_completes_while_its_sockets_are_searched(self):
         sockets = elastic.Sockets()
