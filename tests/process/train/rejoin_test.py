@@ -444,7 +444,7 @@ class Rejoin(unittest.TestCase):
         self.assertEqual(sorted(path.name for path in saved.glob("step-*")), [f"step-{34 * epoch:08d}" for epoch in range(1, 7)])
 
     def test_a_rank_without_an_order_ends_with_its_own_error(self):
-        with Job(2, *MLP) as job:
+        with Job(2, *TASK, *OF_MLP, "--epochs", "10000") as job:  # more than a busy machine trains before the kill
             job.start().reach(3)
             job.kill(1)
             worker = job.of(0)
@@ -452,7 +452,7 @@ class Rejoin(unittest.TestCase):
             worker.connection.shutdown(socket.SHUT_RDWR)
             worker.process.wait(30)
             self.assertEqual(worker.process.returncode, 1)
-            self.assertRegex(worker.texts()[1], r"^train: rank 0 lost rank 1 .* during .*of step \d+\n$")
+            self.assertRegex(worker.texts()[1], r"^train: rank 0 lost rank 1 .* during .* of .*\n$")
 
     def test_a_user_s_error_ends_all_ranks(self):
         with Job(2, *MLP, "--resume", self.folder / "none") as job:
