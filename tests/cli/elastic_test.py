@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Nodes, is_running, live_processes_with, main, wait_until
+from tests.support.launch import LaunchTest, Nodes, enter_own_pids, is_running, live_processes_with, main, wait_until
 from tests.support.rejoin import worker_of
 
 # Ends with code 0 in the attempt $1. Before that attempt it waits to be stopped.
@@ -165,4 +165,5 @@ class Elastic(LaunchTest):
 
 
 if __name__ == "__main__":
+    enter_own_pids()
     main()

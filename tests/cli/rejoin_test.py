@@ -17,7 +17,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import BIN, main, wait_until
+from tests.support.launch import BIN, enter_own_pids, main, wait_until
 from tests.support.rejoin import BATCH, LIMIT, RejoinTest, kill, samples, socket_folder, step_records, stopped
 
 FAULTS = int(os.environ.get("DDP_REJOIN_FAULTS", "15"))
@@ -225,12 +225,14 @@ class LostRanks(RejoinTest):
         self.seen -= {first[2], first[3]}
         began = time.monotonic()
         kill(first[2].keeper, first[2].agent)
-        self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
-        self.assertLess(time.monotonic() - began, 18)
+        self.assertEqual(self.wait_until_trained_on(1, process, 80)[0], 4)
+        # A search that a busy machine stops proves nothing. Then the lease of 45 s must end.
+        self.assertLess(time.monotonic() - began, 80 if "may live there" in self.said() else 18)
         second = self.by_rank(self.wait_for_workers(4))
         self.assertEqual((second[0], second[1]), (first[0], first[1]))  # they run on the other node, which is the same machine
         self.assert_trained(self.finish(process), 4)
 
 
 if __name__ == "__main__":
+    enter_own_pids()
     main()

@@ -22,6 +22,9 @@ import sys
 import tarfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import OWN_PIDS
+
 # Sources of each room, and the programs that test it.
 ROOMS = {
     "membership": (["rendezvous/membership/*.cc"], ["unit_ranks", "unit_supervisor"]),
@@ -38,9 +41,6 @@ ROOMS = {
     "schedule": (["apps/train/schedule/*.cc"], ["unit_train"]),
     "checkpoint": (["apps/train/checkpoint/*.cc"], ["unit_train_engine"]),
 }
-# A mutant of a program that kills processes may kill any process that it sees. It sees only its own PID namespace. The shell is the
-# namespace's first process, which reaps orphans as an init does. The namespace ends with the time limit, too.
-ISOLATED = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@"; exit $?', "-"]
 OLD_KERNEL = ("_old_kernel", "_test")  # such a target runs the program of that name with the fallbacks of older kernels
 SMALLER_SIMULATION = ["~*ten thousand nodes*"]  # this case takes longer than all others, unoptimized
 SKIPPED = 77
@@ -118,7 +118,9 @@ class Copy:
 
     def end_of(self, target, limit_s):
         """Returns the exit code of a test program, or None if it does not end within the time."""
-        isolated = ISOLATED if target.startswith(("process_", "unit_keeper")) else []
+        # A mutant of a program that kills processes may kill any process that it sees: those of its own PID namespace, which ends with the
+        # time limit, too.
+        isolated = OWN_PIDS if target.startswith(("process_", "unit_keeper")) else []
         smaller = SMALLER_SIMULATION if target.startswith("sim_") else []
         older = [self.tree / "tests/support/old_kernel.py"] if target.endswith(OLD_KERNEL[0]) else []
         program = self.build / "tests" / target.replace(*OLD_KERNEL)
@@ -223,7 +225,7 @@ def main():
     for room in rooms:
         if room not in ROOMS:
             parser.error(f"no such room: {room}; the rooms are {', '.join(ROOMS)}")
-    if "keeper" in rooms and subprocess.run([*ISOLATED, "true"]).returncode != 0:
+    if "keeper" in rooms and subprocess.run([*OWN_PIDS, "true"]).returncode != 0:
         sys.exit("./dev mutate: the room keeper needs a PID namespace, which unshare could not make; run as root")
     root = pathlib.Path(__file__).resolve().parents[2]
     if subprocess.run(["git", "-C", root, "status", "--porcelain"], stdout=subprocess.PIPE, check=True).stdout:

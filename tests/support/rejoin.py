@@ -95,9 +95,9 @@ class RejoinTest(LaunchTest):
         self.assertTrue(found, f"{pattern} was not printed:\n{self.said()}")
         return found
 
-    def wait_until_trained_on(self, attempt, process):
+    def wait_until_trained_on(self, attempt, process, seconds=30):
         """Waits until the attempt has made some steps. Returns (ranks, step) of the line that announces the attempt."""
-        line = self.wait_until_said(rf"attempt {attempt}: (\d+) ranks? continues? from step (\d+)")
+        line = self.wait_until_said(rf"attempt {attempt}: (\d+) ranks? continues? from step (\d+)", seconds)
         ranks, step = map(int, line.groups())
         self.wait_for_step(step + 5, process)
         return ranks, step
