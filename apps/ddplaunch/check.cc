@@ -21,8 +21,6 @@
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/check/check_diagnosis.h"
-#include "launcher/check/check_text.h"
-#include "launcher/check/time_limits.h"
 #include "launcher/control/history_files.h"
 #include "launcher/master/host_check.h"
 #include "launcher/report/exit_code.h"

@@ -10,7 +10,6 @@
 #include "base/asio.h"
 #include "base/result.h"
 #include "launcher/check/check_diagnosis.h"
-#include "launcher/check/check_result.h"
 #include "launcher/job/job_spec.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/start/fan_out.h"

@@ -1,4 +1,4 @@
-#include "launcher/check/check_text.h"
+#include "launcher/check/check_diagnosis.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "launcher/check/check_diagnosis.h"
 #include "launcher/report/host_texts.h"
 #include "launcher/report/report_json.h"
 #include "remote/hosts/host.h"

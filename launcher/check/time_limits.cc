@@ -1,5 +1,5 @@
 // The time limits of a job, ours and those of other programs; and which of them undercut others.
-#include "launcher/check/time_limits.h"
+#include "launcher/check/check_diagnosis.h"
 
 #include <algorithm>
 #include <cstdint>

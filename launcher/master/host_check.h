@@ -10,7 +10,7 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "launcher/check/check_result.h"
+#include "launcher/check/check_diagnosis.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/supervisor/net_choice.h"
 #include "remote/start/fan_out.h"

@@ -1,7 +1,6 @@
 // Reports of the trainer's ranks → diagnostics of the check.
 #include "launcher/check/check_diagnosis.h"
 
-#include "launcher/check/check_text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

@@ -3,7 +3,6 @@
 
 #include <functional>
 
-#include "launcher/check/check_text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

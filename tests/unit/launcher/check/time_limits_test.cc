@@ -1,4 +1,4 @@
-#include "launcher/check/time_limits.h"
+#include "launcher/check/check_diagnosis.h"
 
 #include <chrono>
 #include <string>
@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
-#include "launcher/check/check_text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
