@@ -8,7 +8,7 @@
 
 #include "base/result.h"
 #include "base/text.h"
-#include "rendezvous/protocol/clean_text.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/result.h"
 #include "launcher/report/root_cause.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"
-#include "rendezvous/protocol/clean_text.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 namespace {

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "rendezvous/protocol/clean_text.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 namespace {

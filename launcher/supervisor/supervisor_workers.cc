@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/supervisor.h"
-#include "rendezvous/protocol/clean_text.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/protocol/clean_text.h"
+#include "rendezvous/protocol/codec.h"
 
 #include <string>
 #include <variant>
