@@ -13,7 +13,7 @@
 
 #include "base/asio.h"
 #include "launcher/control/control_socket.h"
-#include "launcher/control/metrics_server.h"
+#include "launcher/control/http_server.h"
 #include "launcher/telemetry/otlp_sender.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/lines/line_watch.h"

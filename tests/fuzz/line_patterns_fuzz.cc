@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/lines/line_patterns.h"
+#include "launcher/lines/line_watch.h"
 
 using namespace ddp::launcher;
 

@@ -1,8 +1,7 @@
-#include "launcher/lines/line_patterns.h"
+#include "launcher/lines/line_watch.h"
 
 #include <random>
 
-#include "launcher/lines/line_watch.h"
 #include "tests/support/catch.h"
 
 using namespace ddp;

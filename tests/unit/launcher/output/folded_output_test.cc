@@ -1,4 +1,4 @@
-#include "launcher/output/folded_output.h"
+#include "launcher/output/merged_output.h"
 
 #include <map>
 #include <random>
