@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "apps/ddplaunch/operate/operate_options.h"
-#include "apps/ddplaunch/options/command_line.h"
 #include "apps/ddplaunch/options/option_sources.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/ddplaunchd/daemon_options.h"

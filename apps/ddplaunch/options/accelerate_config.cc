@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/accelerate_config.h"
+#include "apps/ddplaunch/options/option_sources.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "apps/ddplaunch/options/option_sources.h"
 #include "base/text.h"
 #include "remote/hosts/host.h"
 

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/node_options.h"
+#include "apps/ddplaunch/options/job_options.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/option_readers.h"
 #include "base/text.h"
 #include "launcher/job/job_spec.h"

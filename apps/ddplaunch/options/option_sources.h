@@ -1,17 +1,54 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <yaml-cpp/yaml.h>
 
-#include "apps/ddplaunch/options/command_line.h"
 #include "apps/ddplaunch/options/options.h"
 #include "apps/options/option_table.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp {
+
+// ---- the command line
+
+/// The options of torchrun, DeepSpeed, accelerate and mpirun that ddplaunch knows and does not have.
+std::span<const CompatibilityOption> compatibility_options();
+
+/// An option with its value, and the place that gives it.
+struct GivenOption {
+  std::string name;          ///< one of its names in the table: "--nnodes"
+  std::string value;         ///< empty for a flag
+  std::string origin;        ///< "command line", "job.yaml:3:10", "PET_NNODES"
+  bool in_file = false;      ///< `origin` is a place in a job file or in the user's settings
+  bool is_false = false;     ///< a flag that is switched off
+  bool in_settings = false;  ///< `origin` is a place in the user's settings
+};
+
+/// The options that one source gives, in its order.
+using OptionSource = std::vector<GivenOption>;
+
+/// The split arguments.
+struct CommandLine {
+  OptionSource options;
+  std::vector<std::string> worker;  ///< the first positional and all words behind it, byte for byte
+  std::string worker_origin = "";   ///< the place in a job file that names the worker
+  bool separated = false;           ///< "--" stands before the worker
+  bool read_all = true;             ///< false: an option is unknown or lacks its value
+  bool scanned_all = true;          ///< false: an unknown option hid the start of the worker
+  std::vector<std::string> given;   ///< names of the options as written, dashes only
+};
+
+/// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown
+/// options, missing values, and those of other launchers go to `diagnostics`.
+CommandLine scan_command_line(const std::vector<std::string>& args, const OptionTable& table,
+                              Diagnostics& diagnostics, const std::string& origin = "command line");
+
+// ---- which source counts
 
 /// Decides which source of an option counts. `sources` begin with the strongest one:
 ///   1. the command line
@@ -36,6 +73,8 @@ std::string last_value(const OptionSource& options, std::string_view name);
 /// Returns the part of --dry-run that lists each option and its origin. It has no value of a variable and no
 /// text of a script. `worker` is the place that names the worker; empty: the command line.
 std::string origins_text(const OptionSource& options, const OptionTable& table, const std::string& worker);
+
+// ---- files
 
 /// Reads a truth value of YAML 1.1, as Python's yaml does. A quoted value is a string.
 std::optional<bool> yaml_truth(const YAML::Node& node);
@@ -72,5 +111,28 @@ std::string name_in_file(const Option& option);
 
 /// Returns whether a file of this kind may have the option of this group of --help.
 bool belongs_in_file(const Option& option, std::string_view group, OptionFileKind kind);
+
+// ---- files of Accelerate (accelerate_config.cc)
+
+/// num_processes: the workers on all machines together.
+struct AccelerateProcesses {
+  long long total = 0;   ///< at least 1
+  std::string location;  ///< "FILE:LINE:COLUMN: ", for errors that depend on the hosts
+};
+
+/// The content of a file of `accelerate config`, as ddplaunch's options (docs/users/migrating.md has the
+/// table of keys).
+struct AccelerateConfig {
+  std::vector<std::string> words;  ///< options: "--nnodes=2"
+  launcher::EnvVars env;           ///< variables that Accelerate's own launcher would set
+  std::optional<AccelerateProcesses> processes;
+  std::vector<std::string> devices;  ///< gpu_ids, for every host without its own devices
+  std::string devices_place;         ///< "FILE:LINE:COLUMN: "
+};
+
+/// Reads `text`, YAML or JSON, from `file`. Every key of accelerate 1.x is honored, translated, noted without
+/// effect, or refused. Any other key is an error with its place, as in Accelerate.
+AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file,
+                                        Diagnostics& diagnostics);
 
 }  // namespace ddp

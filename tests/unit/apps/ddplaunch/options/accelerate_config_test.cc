@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/accelerate_config.h"
+#include "apps/ddplaunch/options/option_sources.h"
 
 #include <string>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/command_line.h"
+#include "apps/ddplaunch/options/option_sources.h"
 
 #include <algorithm>
 #include <set>

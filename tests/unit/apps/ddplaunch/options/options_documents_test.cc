@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "apps/ddplaunch/options/command_line.h"
+#include "apps/ddplaunch/options/option_sources.h"
 #include "remote/hosts/hostfile.h"
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/node_options.h"
+#include "apps/ddplaunch/options/job_options.h"
 
 #include <set>
 #include <string>
