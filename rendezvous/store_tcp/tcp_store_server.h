@@ -9,8 +9,8 @@
 
 #include "base/asio.h"
 #include "base/result.h"
+#include "rendezvous/link/tcp_listener.h"
 #include "rendezvous/store/key_store.h"
-#include "rendezvous/store_tcp/store_port.h"
 
 namespace ddp::rendezvous {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/store_tcp/store_port.h"
+#include "rendezvous/link/tcp_listener.h"
 
 #include "tests/support/catch.h"
 
