@@ -20,11 +20,11 @@
 
 #include "apps/ddplaunch/commands.h"
 #include "base/asio.h"
+#include "base/blocking_calls.h"
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
-#include "base/tool_run.h"
 #include "base/unique_fd.h"
 
 namespace ddp {

@@ -17,7 +17,6 @@
 #include "base/asio.h"
 #include "base/blocking_calls.h"
 #include "base/clock.h"
-#include "base/tool_run.h"
 #include "launcher/agent/evidence.h"
 #include "launcher/agent/job_preparation.h"
 #include "launcher/agent/node_facts.h"

@@ -8,7 +8,6 @@
 #include "base/asio.h"
 #include "base/blocking_calls.h"
 #include "base/result.h"
-#include "base/tool_run.h"
 #include "launcher/agent/node_job.h"
 #include "launcher/agent/node_setup.h"
 #include "rendezvous/protocol/message.h"

@@ -16,10 +16,10 @@
 #include <memory>
 #include <utility>
 
+#include "base/blocking_calls.h"
 #include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
-#include "base/tool_run.h"
 #include "base/unique_fd.h"
 #include "launcher/hang/hang_detection.h"
 #include "launcher/hang/wait_state.h"

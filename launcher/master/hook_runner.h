@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/tool_run.h"
+#include "base/blocking_calls.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/report/job_end.h"
 #include "launcher/report/journal.h"

@@ -16,9 +16,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/blocking_calls.h"
 #include "base/files.h"
 #include "base/text.h"
-#include "base/tool_run.h"
 #include "base/unique_fd.h"
 #include "remote/bootstrap/bootstrap.h"
 

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "base/asio.h"
+#include "base/blocking_calls.h"
 #include "base/text.h"
-#include "base/tool_run.h"
 #include "remote/hosts/shell_command.h"
 #include "remote/ssh/ssh_handshake.h"
 #include "remote/ssh/ssh_session.h"

@@ -13,10 +13,10 @@
 #include <sstream>
 #include <utility>
 
+#include "base/blocking_calls.h"
 #include "base/child_process.h"
 #include "base/program.h"
 #include "base/text.h"
-#include "base/tool_run.h"
 
 namespace ddp::remote {
 namespace {

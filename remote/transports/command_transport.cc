@@ -16,8 +16,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/blocking_calls.h"
 #include "base/child_process.h"
-#include "base/tool_run.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/hosts/shell_command.h"
 

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/tool_run.h"
+#include "base/blocking_calls.h"
 #include "launcher/inspection/hang_monitor.h"
 #include "launcher/inspection/process_inspection.h"
 #include "tests/support/catch.h"

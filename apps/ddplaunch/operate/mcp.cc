@@ -15,10 +15,10 @@
 
 #include "apps/ddplaunch/operate/job_files.h"
 #include "base/asio.h"
+#include "base/blocking_calls.h"
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/program.h"
-#include "base/tool_run.h"
 
 namespace ddp {
 namespace {
