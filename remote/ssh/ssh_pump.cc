@@ -1,4 +1,4 @@
-#include "remote/ssh/ssh_pump.h"
+#include "remote/ssh/ssh_session.h"
 
 #include <libssh/callbacks.h>
 #include <libssh/libssh.h>

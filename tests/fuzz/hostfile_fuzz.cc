@@ -11,7 +11,6 @@
 
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
-#include "remote/hosts/scheduler_hosts.h"
 #include "remote/hosts/shell_command.h"
 
 namespace {

@@ -12,7 +12,6 @@
 #include "base/text.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
-#include "remote/hosts/scheduler_hosts.h"
 
 namespace ddp {
 

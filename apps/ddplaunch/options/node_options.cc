@@ -15,7 +15,6 @@
 #include "launcher/links/join_table.h"
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
-#include "remote/hosts/scheduler_hosts.h"
 
 namespace ddp {
 namespace {

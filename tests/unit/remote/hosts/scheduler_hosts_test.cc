@@ -1,4 +1,4 @@
-#include "remote/hosts/scheduler_hosts.h"
+#include "remote/hosts/hostfile.h"
 
 #include "tests/support/catch.h"
 
