@@ -17,7 +17,6 @@
 
 #include "base/asio.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/lines/label.h"
 #include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"
 #include "launcher/output/console.h"
@@ -152,7 +151,7 @@ class LineClock {
   /// the wall clock can be set.
   explicit LineClock(std::function<Time()> ahead = real) : ahead_(std::move(ahead)) {}
 
-  /// Returns the local time, "07:18:13.250" (label.h's kTimeWidth). Valid until the next call.
+  /// Returns the local time, "07:18:13.250" (kTimeWidth). Valid until the next call.
   std::string_view time_of_day(Time time);
   /// Returns the time as RFC 3339 in UTC, "2026-11-21T07:18:13.250Z". Valid until the next call.
   std::string_view date_and_time(Time time);

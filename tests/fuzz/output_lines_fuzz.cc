@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "base/text.h"
-#include "launcher/lines/label.h"
 #include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"
 #include "launcher/lines/terminal_view.h"

@@ -28,11 +28,10 @@
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/lines/label.h"
 #include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"
 #include "launcher/lines/terminal_view.h"
-#include "launcher/output/console_lane.h"
+#include "launcher/output/console.h"
 #include "launcher/report/report_json.h"
 
 namespace ddp {

@@ -29,7 +29,7 @@
 #include "launcher/control/control_socket.h"
 #include "launcher/control/job_registry.h"
 #include "launcher/keeper/process_table.h"
-#include "launcher/output/console_lane.h"
+#include "launcher/output/console.h"
 #include "launcher/report/exit_code.h"
 #include "launcher/report/report_json.h"
 

@@ -15,8 +15,8 @@
 #include "apps/ddplaunch/operate/job_files.h"
 #include "apps/ddplaunch/operate/top_view.h"
 #include "base/unique_fd.h"
-#include "launcher/lines/label.h"
-#include "launcher/output/console_lane.h"
+#include "launcher/lines/output_lines.h"
+#include "launcher/output/console.h"
 
 namespace ddp {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/text.h"
-#include "launcher/lines/label.h"
+#include "launcher/lines/output_lines.h"
 #include "launcher/links/daemon_frame.h"
 #include "remote/hosts/host.h"
 

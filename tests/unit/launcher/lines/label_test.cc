@@ -1,4 +1,4 @@
-#include "launcher/lines/label.h"
+#include "launcher/lines/output_lines.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/output/console_lane.h"
+#include "launcher/output/console.h"
 
 #include <algorithm>
 #include <string>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "launcher/lines/label.h"
+#include "launcher/lines/output_lines.h"
 #include "tests/support/catch.h"
 #include "tests/unit/launcher/output/output_fixtures.h"
 
