@@ -151,7 +151,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkersGree
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkersReady& message, Time now) {
   const auto participant = nodes_.running_participant(from.node, message.attempt);
-  if (!participant || state_ != State::kRunning || !survivors_.ready(*participant)) return;
+  if (!participant || state_ != State::kRunning || !survivors_.ready(*participant, now)) return;
   made_progress_ = true;
   std::string text = survivors_.ready_text(message.attempt, nodes_.world().world_size, now);
   if (!text.empty()) out_.notify(std::move(text));
@@ -216,6 +216,15 @@ void Supervisor::check_attempt(Time now) {
   if (const std::string notice = ranks_.take_notice(end().early, nodes_.world().world_size, now);
       !notice.empty())
     out_.notify(notice);
+  if (const std::set<std::size_t> late = survivors_.late(now); !late.empty()) {
+    const Error error{ErrorCode::kTimeout,
+                      "its workers did not take part in attempt " + std::to_string(nodes_.attempt()) +
+                          " within " + survivors_.limit_text(),
+                      0};
+    for (const std::size_t participant : late)
+      lose(nodes_.node_of(participant), error, Parting::kLeave, now);
+    return;
+  }
   if (auto why = survivors_.verdict(now)) {
     std::string missed;
     for (const std::size_t participant : survivors_.unready())

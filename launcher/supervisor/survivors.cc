@@ -1,6 +1,7 @@
 #include "launcher/supervisor/survivors.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/text.h"
@@ -23,14 +24,17 @@ void Survivors::begin(const rendezvous::World& world, std::chrono::milliseconds 
     silent_.insert(silent_.end(), participant);
     unready_.insert(unready_.end(), participant);
   }
+  participants_ = world.assignments.size();
   trouble_due_.reset();
   reported_at_.reset();
   troubles_.clear();
-  limit_ = limit;
+  began_ = now;
+  by_slowest_ = 2 * slowest_ > limit;
+  limit_ = by_slowest_ ? 2 * slowest_ : limit;
   ready_due_.reset();
   // In the attempt in which the workers greet for the first time nobody knows yet whether they speak the
   // protocol.
-  if (can_survive_) ready_due_ = now + limit;
+  if (can_survive_) ready_due_ = now + limit_;
 }
 
 bool Survivors::greeted(std::size_t participant) {
@@ -41,7 +45,13 @@ bool Survivors::greeted(std::size_t participant) {
   return !std::exchange(can_survive_, true);
 }
 
-bool Survivors::ready(std::size_t participant) {
+bool Survivors::ready(std::size_t participant, Time now) {
+  if (!ended(participant)) return false;
+  slowest_ = std::max(slowest_, now - began_);
+  return true;
+}
+
+bool Survivors::ended(std::size_t participant) {
   if (unready_.erase(participant) == 0 || !unready_.empty()) return false;
   ready_due_.reset();
   return true;
@@ -64,10 +74,22 @@ std::optional<Survivors::Time> Survivors::deadline() const {
   return std::min(*ready_due_, *trouble_due_);
 }
 
+std::set<std::size_t> Survivors::late(Time now) const {
+  std::set<std::size_t> late;
+  if (!ready_due_ || now < *ready_due_ || silent_.size() == participants_) return late;
+  std::ranges::set_intersection(silent_, unready_, std::inserter(late, late.end()));
+  return late;
+}
+
+std::string Survivors::limit_text() const {
+  return format_duration(std::chrono::duration_cast<std::chrono::milliseconds>(limit_)) +
+         (by_slowest_ ? " (twice the slowest start so far)" : " (--start-timeout)");
+}
+
 std::optional<std::string> Survivors::verdict(Time now) const {
   if (trouble_due_ && now >= *trouble_due_) return trouble_;
   if (!ready_due_ || now < *ready_due_) return {};
-  return "not all ranks took part in the attempt within " + format_duration(limit_) + " (--start-timeout)";
+  return "not all ranks took part in the attempt within " + limit_text();
 }
 
 void Survivors::find_source(const rendezvous::World& world) {

@@ -98,8 +98,8 @@ class Survivors {
   void forget(std::size_t node) { waiting_.erase(node); }
 
   // ---- an attempt
-  /// The workers of an attempt are started, or informed of it. None waits any more. `limit` is the time for
-  /// all workers that can survive to become ready.
+  /// The workers of an attempt are started, or informed of it. None waits any more. Workers that can survive
+  /// must become ready within `limit`, or twice the slowest start so far if that is longer.
   void begin(const rendezvous::World& world, std::chrono::milliseconds limit, Time now);
   /// The lowest rank of the attempt whose worker holds the state of the most steps. Unset: no survivor holds
   /// any state.
@@ -112,9 +112,9 @@ class Survivors {
   /// Returns true if this shows that the workers of this job can survive.
   bool greeted(std::size_t participant);
   /// Returns true for the last participant that was awaited.
-  bool ready(std::size_t participant);
+  bool ready(std::size_t participant, Time now);
   /// No worker runs on the participant any more, so it is not awaited.
-  bool ended(std::size_t participant) { return ready(participant); }
+  bool ended(std::size_t participant);
   /// A rank has reported that it cannot reach others. Returns false when this attempt has too many such
   /// reports from the rank, and the report is ignored.
   bool accepts_report(std::uint32_t rank);
@@ -126,6 +126,11 @@ class Survivors {
   std::optional<Time> deadline() const;
   /// Returns the participants whose workers are not all ready.
   const std::set<std::size_t>& unready() const { return unready_; }
+  /// Returns the participants for which the others have waited in vain: at the limit not all of their workers
+  /// have even greeted. Empty if that holds for all participants, since then no node is to blame.
+  std::set<std::size_t> late(Time now) const;
+  /// The limit to become ready as text, with its source.
+  std::string limit_text() const;
   /// Returns why the attempt must be given up now, if it must. Call it at the deadline.
   std::optional<std::string> verdict(Time now) const;
 
@@ -133,10 +138,14 @@ class Survivors {
   void find_source(const rendezvous::World& world);
 
   bool can_survive_ = false;
+  std::size_t participants_ = 0;
   std::set<std::size_t> silent_;   ///< participants whose workers have not all greeted
   std::set<std::size_t> unready_;  ///< participants whose workers are not all ready
   std::optional<Time> ready_due_;  ///< set only when the workers can survive
-  std::chrono::milliseconds limit_{0};
+  Time limit_{0};
+  bool by_slowest_ = false;  ///< the limit comes from the slowest start
+  Time began_{0};
+  Time slowest_{0};                  ///< longest time from the begin of an attempt until all were ready
   std::optional<Time> reported_at_;  ///< of the first report; unused until the workers can survive
   std::optional<Time> trouble_due_;
   std::string trouble_;                                               ///< the first report

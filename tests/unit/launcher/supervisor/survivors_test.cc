@@ -41,13 +41,47 @@ TEST_CASE("all workers must be ready in time when workers survive") {
   survivors.begin(world_of(2), 30s, 100s);
   REQUIRE(survivors.deadline());
   CHECK(*survivors.deadline() == 130s);
-  CHECK_FALSE(survivors.ready(1));
-  CHECK_FALSE(survivors.ready(1));  // reported again
+  CHECK_FALSE(survivors.ready(1, 110s));
+  CHECK_FALSE(survivors.ready(1, 110s));  // reported again
   CHECK_FALSE(survivors.verdict(129s));
   CHECK(*survivors.verdict(130s) == "not all ranks took part in the attempt within 30 s (--start-timeout)");
   CHECK(survivors.ended(0));  // its workers exited cleanly: the last node that was awaited
   CHECK_FALSE(survivors.deadline());
   CHECK_FALSE(survivors.verdict(200s));
+}
+
+TEST_CASE("the time to become ready is twice the slowest start, at least the limit") {
+  Survivors survivors;
+  survivors.begin(world_of(2), 30s, 0s);
+  for (const std::size_t participant : {0, 1}) {
+    survivors.greeted(participant);
+    survivors.ready(participant, 40s);
+  }
+  survivors.begin(world_of(2), 30s, 100s);
+  CHECK(*survivors.deadline() == 180s);
+  CHECK(*survivors.verdict(180s) ==
+        "not all ranks took part in the attempt within 80 s (twice the slowest start so far)");
+  survivors.ended(0);  // no worker is left there, so this was no start
+  survivors.ended(1);
+  survivors.begin(world_of(2), 90s, 500s);
+  CHECK(*survivors.deadline() == 590s);
+}
+
+TEST_CASE("the nodes whose workers have not greeted are late, unless no node's have") {
+  Survivors survivors;
+  survivors.begin(world_of(3), 30s, 0s);
+  for (const std::size_t participant : {0, 1, 2})
+    survivors.greeted(participant);
+  CHECK(survivors.late(1h).empty());  // nobody knew that they can survive when the attempt began
+  survivors.begin(world_of(3), 30s, 100s);
+  CHECK(survivors.late(130s).empty());
+  survivors.greeted(1);
+  CHECK(survivors.late(130s - 1ns).empty());
+  CHECK(survivors.late(130s) == std::set<std::size_t>{0, 2});
+  survivors.ended(0);
+  CHECK(survivors.late(130s) == std::set<std::size_t>{2});
+  survivors.greeted(2);
+  CHECK(survivors.late(130s).empty());  // they wait for each other
 }
 
 TEST_CASE("a failure report without a death ends the attempt, with the first report as reason") {
@@ -56,7 +90,7 @@ TEST_CASE("a failure report without a death ends the attempt, with the first rep
   survivors.in_trouble("rank 0: lost rank 1", 5s);
   CHECK_FALSE(survivors.verdict(1h));  // as far as known these workers cannot survive, and end by themselves
   survivors.greeted(0);                // the greeting shows that they can
-  survivors.ready(0);
+  survivors.ready(0, 5s);
   survivors.in_trouble("rank 2: lost rank 1", 6s);
   REQUIRE(survivors.deadline());
   CHECK(*survivors.deadline() == 5s + Survivors::kTroubleTime);
