@@ -328,6 +328,8 @@ void Agent::worker_started(std::uint32_t local, pid_t pid) {
 }
 
 void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
+  // What it said last decides what follows from its end.
+  if (worker_listener_) worker_listener_->read_last_words(local);
   rendezvous::WorkerExited exited;
   exited.pid = static_cast<std::uint32_t>(pid);
   exited.clock_ns = clock_ns();

@@ -41,6 +41,8 @@ constexpr int kBacklog = 8;
 constexpr auto kRest = std::chrono::milliseconds(100);
 constexpr std::size_t kReadBytes = 16 * 1024;
 constexpr int kReportsAtOnce = 64;
+/// A child of an ended worker may hold its connection and write on.
+constexpr int kLastReads = 64;
 /// Limit for bytes to a worker that does not read, in addition to the kernel's buffer.
 constexpr std::size_t kMaxQueued = 64 * 1024;
 
@@ -110,6 +112,7 @@ struct WorkerListener::Worker : std::enable_shared_from_this<WorkerListener::Wor
   rendezvous::WorkerSession session;
   std::string unsent;
   bool writable_awaited = false;
+  bool greeted = false;
   bool stranger_reported = false;
   bool broken_report = false;  ///< one was reported
 
@@ -120,6 +123,8 @@ struct WorkerListener::Worker : std::enable_shared_from_this<WorkerListener::Wor
   void refuse(uid_t user);
   void await_messages();
   void read_some();
+  bool take_some();
+  void read_last_words();
   void receive(const rendezvous::WorkerEvent& event);
   void await_reports();
   void read_reports();
@@ -186,20 +191,41 @@ void WorkerListener::Worker::await_messages() {
 }
 
 void WorkerListener::Worker::read_some() {
+  (void)take_some();
+  if (link && connection.is_open()) await_messages();
+}
+
+/// Handles what one read returns. Returns false if there was nothing.
+bool WorkerListener::Worker::take_some() {
   char bytes[kReadBytes];
   const ssize_t got = ::recv(connection.native_handle(), bytes, sizeof bytes, 0);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return await_messages();
-  if (got <= 0) return close_connection();  // the owner watches the process and sees its end
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (got <= 0) {  // the owner watches the process and sees its end
+    close_connection();
+    return false;
+  }
   for (const rendezvous::WorkerEvent& event : session.receive({bytes, static_cast<std::size_t>(got)})) {
     receive(event);
-    if (!link) return;
+    if (!link) return true;
   }
-  if (session.state() == rendezvous::WorkerSession::State::kIgnored) return close_connection();
-  send();
-  if (connection.is_open()) await_messages();
+  if (session.state() == rendezvous::WorkerSession::State::kIgnored)
+    close_connection();
+  else
+    send();
+  return true;
+}
+
+/// Also of a process that has connected, sent its words and ended at once.
+void WorkerListener::Worker::read_last_words() {
+  if (!connection.is_open() && listener.is_open()) accept_one();
+  for (int reads = 0; reads < kLastReads && link && connection.is_open(); ++reads)
+    if (!take_some()) return;
 }
 
 void WorkerListener::Worker::receive(const rendezvous::WorkerEvent& event) {
+  const bool is_hello = std::holds_alternative<rendezvous::WorkerHello>(event);
+  // The second one says that the worker takes part in no attempt any more.
+  if (is_hello && std::exchange(greeted, true)) return link->events_.worker_unlinked(local_rank);
   std::visit([this](const auto& said) { link->events_.worker_said(local_rank, said); }, event);
 }
 
@@ -338,6 +364,10 @@ void WorkerListener::started(std::uint32_t local_rank) {
   if (!worker) return;
   worker->await_connection();
   worker->await_reports();
+}
+
+void WorkerListener::read_last_words(std::uint32_t local_rank) {
+  if (const auto worker = find(local_rank)) worker->read_last_words();
 }
 
 void WorkerListener::forget(std::uint32_t local_rank) {

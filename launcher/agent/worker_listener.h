@@ -25,7 +25,8 @@ class WorkerMessageEvents {
   virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerTrouble& trouble) = 0;
   virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerRevoked& answer) = 0;
   virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerReady& ready) = 0;
-  /// The worker's connection has ended, usually with its process; else its steps are unknown from here on.
+  /// The worker's connection has ended, usually with its process; else its steps are unknown from here on. Or
+  /// the worker has finished its part; the end of its connection follows.
   virtual void worker_unlinked(std::uint32_t local_rank) = 0;
   /// A problem that the user should know, once for each kind: a broken line, a message about another attempt.
   virtual void worker_said(std::uint32_t local_rank, const rendezvous::WorkerMisbehaved& misbehavior) = 0;
@@ -58,6 +59,8 @@ class WorkerListener {
   std::string server(std::uint32_t local_rank) const;
   /// Call when the process was started: begins to listen for it.
   void started(std::uint32_t local_rank);
+  /// Call when the process has ended: handles what it has sent and nobody has read yet.
+  void read_last_words(std::uint32_t local_rank);
   /// Call when the process has ended or no longer matters.
   void forget(std::uint32_t local_rank);
 

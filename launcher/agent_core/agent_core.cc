@@ -210,6 +210,7 @@ void AgentCore::on(const node::WorkerExited& event) {
   const std::string* killed = processes_.killed(event.local);
   exited.by_revoke = killed != nullptr;
   if (killed != nullptr) exited.text = *killed;
+  exited.non_retryable = killed == nullptr && processes_.is_non_retryable(event.local);
   const bool never_ran = exited.pid == 0;
   // Before the consequences below, so that the master knows the end when it hears of them.
   send(std::move(exited));
@@ -242,6 +243,8 @@ void AgentCore::on(const node::WorkerReady& event) {
 
 void AgentCore::on(const node::WorkerTroubled& event) {
   constexpr std::size_t kTroubleBytes = 1'000;
+  // It says something about the worker's end, which follows.
+  if (!event.trouble.retry) return processes_.reported_non_retryable(event.local);
   if (event.trouble.attempt != spawn_.attempt || holds_output()) return;
   send(rendezvous::WorkerInTrouble{spawn_.attempt, spawn_.first_rank + event.local,
                                    event.trouble.error.substr(0, kTroubleBytes), event.trouble.peers});
@@ -487,6 +490,10 @@ void WorkerProcesses::answered(std::uint32_t local, std::optional<std::uint64_t>
   process->held = held;
 }
 
+void WorkerProcesses::reported_non_retryable(std::uint32_t local) {
+  if (WorkerProcess* process = find(local)) process->non_retryable = true;
+}
+
 void WorkerProcesses::kill(std::uint32_t local, std::string why) {
   WorkerProcess* process = find(local);
   DDP_REQUIRE(process != nullptr, local, why);
@@ -496,6 +503,11 @@ void WorkerProcesses::kill(std::uint32_t local, std::string why) {
 const std::string* WorkerProcesses::killed(std::uint32_t local) const {
   const auto found = processes_.find(local);
   return found != processes_.end() && found->second.killed ? &*found->second.killed : nullptr;
+}
+
+bool WorkerProcesses::is_non_retryable(std::uint32_t local) const {
+  const auto found = processes_.find(local);
+  return found != processes_.end() && found->second.non_retryable;
 }
 
 bool WorkerProcesses::take_greeted_change() {

@@ -146,6 +146,7 @@ struct WorkerProcess {
   bool can_rejoin = false;            ///< it has announced that it supports rejoining, and is connected
   bool ready = false;                 ///< it takes part in the current attempt
   bool answered = false;              ///< it has left the current attempt
+  bool non_retryable = false;         ///< it reported that another attempt would fail the same way
   std::optional<std::uint64_t> held;  ///< with `answered`: the step of the state that it holds
   std::optional<std::string> killed;  ///< why a revoke killed it; empty text: it could not rejoin
 };
@@ -163,6 +164,7 @@ class WorkerProcesses {
   void greeted(std::uint32_t local, bool can_rejoin);
   void ready(std::uint32_t local);
   void answered(std::uint32_t local, std::optional<std::uint64_t> held);
+  void reported_non_retryable(std::uint32_t local);
   void kill(std::uint32_t local, std::string why);
 
   bool is_alive(std::uint32_t local) const { return processes_.count(local) != 0; }
@@ -171,6 +173,7 @@ class WorkerProcesses {
   const Map& all() const { return processes_; }
   /// Returns why a revoke killed the worker; null if none did.
   const std::string* killed(std::uint32_t local) const;
+  bool is_non_retryable(std::uint32_t local) const;
 
   /// True once per attempt: when all live workers can rejoin (greeted), or take part (ready).
   bool take_greeted_change();

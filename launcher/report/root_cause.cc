@@ -190,13 +190,13 @@ bool is_log_line(std::string_view line) {
 /// report the loss of a peer by RuntimeError, ConnectionError and exceptions of their own.
 bool is_own_type(std::string_view exception) {
   static constexpr std::string_view kOwnTypes[] = {
-      "ArithmeticError",     "AssertionError",      "AttributeError",    "FileExistsError",
-      "FileNotFoundError",   "FloatingPointError",  "ImportError",       "IndentationError",
-      "IndexError",          "IsADirectoryError",   "KeyError",          "LookupError",
-      "MemoryError",         "ModuleNotFoundError", "NameError",         "NotADirectoryError",
-      "NotImplementedError", "OutOfMemoryError",    "OverflowError",     "RecursionError",
-      "SyntaxError",         "TypeError",           "UnboundLocalError", "UnicodeDecodeError",
-      "UnicodeEncodeError",  "ValueError",          "ZeroDivisionError"};
+      "ArithmeticError",     "AssertionError",      "AttributeError", "FileExistsError",
+      "FileNotFoundError",   "FloatingPointError",  "ImportError",    "IndentationError",
+      "IndexError",          "IsADirectoryError",   "KeyError",       "LookupError",
+      "MemoryError",         "ModuleNotFoundError", "NameError",      "NotADirectoryError",
+      "NotImplementedError", "OutOfMemoryError",    "OverflowError",  "RecursionError",
+      "ScriptError",         "SyntaxError",         "TypeError",      "UnboundLocalError",
+      "UnicodeDecodeError",  "UnicodeEncodeError",  "ValueError",     "ZeroDivisionError"};
   const std::string_view name = exception.substr(0, exception.find_first_of(":\n"));
   const std::string_view type = name.substr(name.rfind('.') + 1);
   return std::ranges::find(kOwnTypes, type) != std::end(kOwnTypes);

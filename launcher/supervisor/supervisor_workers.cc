@@ -79,10 +79,14 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
   }
   failures_.worker_failed(worker, message, happened);
   // Noted above even while the attempt is being stopped, because it may be the cause that was reported late.
-  if (state_ != State::kRunning) return;
+  if (state_ != State::kRunning) {
+    // Other ranks may have ended before, because this one failed.
+    if (attempt_end_.cause == StopCause::kFailure) attempt_end_.non_retryable |= message.non_retryable;
+    return;
+  }
   // A program that cannot be executed in attempt 0 fails again when retried. In later attempts it ran
   // elsewhere before.
-  const bool non_retryable = message.pid == 0 && nodes_.attempt() == 0;
+  const bool non_retryable = message.non_retryable || (message.pid == 0 && nodes_.attempt() == 0);
   if (hang_.inspecting() && hang_.purpose() == HangInvestigation::Purpose::kFailed) return check_attempt(now);
   attempt_end_ = {StopCause::kFailure, Outcome::kFailed, rank_text + " failed", non_retryable};
   if (!message.gave_up || hang_.inspecting()) return stop(attempt_end_, now);

@@ -287,6 +287,7 @@ struct WorkerExited {
   bool late_kill = false;   ///< it ended by a SIGKILL of others after the agent's SIGTERM
   bool gave_up = false;  ///< a worker of PyTorch that gave up waiting for a peer, or lost it: its peers may
                          ///< tell why. WorkerCollectives may follow
+  bool non_retryable = false;  ///< it reported that another attempt would fail the same way
 };
 
 /// Bytes of a worker's stdout (1) or stderr (2), in order. `data` points into the received frame; empty = end

@@ -96,7 +96,7 @@ class Keys {
     if (value && !value->is_boolean()) fail(key, "is neither true nor false");
     return value && value->is_boolean() && value->get<bool>();
   }
-  bool flag_or_false(const char* key) { return object_.contains(key) && flag(key); }
+  bool flag_or(const char* key, bool otherwise) { return object_.contains(key) ? flag(key) : otherwise; }
   std::string text(const char* key) {
     const Json* value = required(key);
     if (value && !value->is_string()) fail(key, "is not a string");
@@ -178,7 +178,7 @@ Result<WorkerMessage> decode_hello(Keys keys) {
   if (hello.version != kWorkerProtocol) return keys.result<WorkerMessage>(hello);
   hello.pid = keys.number<std::uint32_t>("pid");
   hello.rejoin = keys.flag("rejoin");
-  hello.sharded = keys.flag_or_false("sharded");
+  hello.sharded = keys.flag_or("sharded", false);
   return keys.result<WorkerMessage>(hello);
 }
 
@@ -196,6 +196,7 @@ Result<WorkerMessage> decode_failed(Keys keys) {
   trouble.attempt = keys.number<std::uint32_t>("failed");
   trouble.error = keys.text("error");
   trouble.peers = keys.ranks_or_none("peers");
+  trouble.retry = keys.flag_or("retry", true);
   return keys.result<WorkerMessage>(std::move(trouble));
 }
 
@@ -294,7 +295,10 @@ OrderedJson json_of(const WorkerTrouble& trouble) {
   std::vector<std::uint32_t> peers = trouble.peers;
   // Peers are evidence only. With so many of them lost, the rest adds nothing.
   if (peers.size() > kPeers) peers.resize(kPeers);
-  return {{"failed", trouble.attempt}, {"error", fitting(trouble.error, kTextBytes)}, {"peers", peers}};
+  OrderedJson object{
+      {"failed", trouble.attempt}, {"error", fitting(trouble.error, kTextBytes)}, {"peers", peers}};
+  if (!trouble.retry) object["retry"] = false;
+  return object;
 }
 OrderedJson json_of(const WorkerRevoked& revoked) {
   OrderedJson object{{"revoked", revoked.attempt}, {"step", nullptr}};
@@ -411,6 +415,11 @@ void WorkerSession::line(std::string_view text) {
 
 void WorkerSession::receive(const WorkerHello& hello) {
   if (state_ != State::kSilent) {
+    if (hello.version == kWorkerProtocol && hello_.rejoin && !hello.rejoin) {  // it has finished its part
+      hello_.rejoin = false;
+      events_.emplace_back(hello);
+      return;
+    }
     misbehaved(Misbehavior::kSecondHello, "sent a second hello over DDPLAUNCH_CONTROL; ignored");
     return;
   }
@@ -434,14 +443,16 @@ void WorkerSession::receive(const WorkerStep& step) {
 
 void WorkerSession::receive(const WorkerTrouble& trouble) {
   if (!is_present("failed", trouble.attempt)) return;
-  if (state_ == State::kInAttempt && troubles_ < kMostTroubles) {
+  if (!trouble.retry && state_ == State::kLeavingAttempt) {  // it ends instead of leaving
+    events_.emplace_back(trouble);
+  } else if (state_ == State::kInAttempt && troubles_ < kMostTroubles) {
     ++troubles_;
     events_.emplace_back(trouble);
   } else if (state_ == State::kInAttempt) {
     misbehaved(Misbehavior::kTroubles, "sent " + quoted_key("failed", trouble.attempt) + " more than " +
                                            std::to_string(kMostTroubles) + " times; the rest is ignored");
   }
-  // In kLeavingAttempt the report merely crossed the revoke order, and says nothing new.
+  // In kLeavingAttempt another report merely crossed the revoke order, and says nothing new.
   if (state_ == State::kFree)
     misbehaved(Misbehavior::kOutOfTurn,
                "sent " + quoted_key("failed", trouble.attempt) + " after it had left the attempt; ignored");

@@ -47,10 +47,12 @@ struct WorkerStep {
   bool operator==(const WorkerStep&) const = default;
 };
 /// {"failed":A,"error":"…","peers":[3]}: only evidence; the worker then waits for the order that follows.
+/// With "retry":false it ends, and another attempt would fail the same way.
 struct WorkerTrouble {
   std::uint32_t attempt = 0;
   std::string error;
   std::vector<std::uint32_t> peers = {};  ///< ranks that it considers lost
+  bool retry = true;                      ///< another attempt may succeed
   bool operator==(const WorkerTrouble&) const = default;
 };
 /// {"revoked":A,"step":N}: the worker has left attempt A. "step":null: it holds no training state.

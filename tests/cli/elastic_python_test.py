@@ -8,6 +8,7 @@ also run with that one, and with --other all run with it alone."""
 import os
 import pathlib
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support import pytorch
-from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest
+from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest, Worker
 from tests.support.launch import SKIP, SOURCE, LaunchTest, Nodes, live_processes_with, main
 
 OTHER = sys.argv[1:2] == ["--other"]
@@ -320,6 +321,32 @@ class ElasticModule(ElasticTest):
                                   env=dict(env, PYTHONPATH=str(MODULES), GLOO_SOCKET_IFNAME="lo", **pytorch.environment(python)))
             self.assertEqual((done.returncode, done.stdout.splitlines()[-2:]), (0, ["returned", "False"]), done.stderr)
 
+    def test_a_script_that_cannot_work_says_so_at_its_end(self):
+        for name, text, code, error in (
+                ("a group of its own", "import torch.distributed as dist\n"
+                 "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+                 "elastic.rejoin(lambda world, state: None)()", 1, "the script has called init_process_group()"),
+                ("no optimizer", "elastic.run(torch.nn.Linear(1, 1))", 1, "elastic.run() got no optimizer"),
+                ("caught", "try:\n    elastic.run(torch.nn.Linear(1, 1))\nexcept TypeError:\n    sys.exit(3)", 3, "elastic.run() got no optimizer"),
+                ("caught, and another error", "try:\n    elastic.run(torch.nn.Linear(1, 1))\nexcept TypeError:\n    pass\n"
+                 "raise ValueError('bad batch')", 1, None)):
+            with self.subTest(name):
+                self.path = self.script("script.py", "import sys, torch\nfrom ddplaunch import elastic\n" + text)
+                worker = Worker(self, self.python, self.path)
+                worker.listener.settimeout(LIMIT_S)
+                if error is None:
+                    self.assertEqual(worker.end()[0], code)
+                    self.assertFalse(select.select([worker.listener], [], [], 0)[0], "it has connected")
+                    continue
+                worker.connect()
+                word = worker.hear("failed")
+                self.assertEqual((word["failed"], word["retry"]), (0, False))
+                self.assertIn(error, word["error"])
+                ended, _, err = worker.end()
+                self.assertEqual(ended, code)
+                if code == 1:
+                    self.assertIn(f"ddplaunch.elastic.ScriptError: {error}", err)
+
     def test_objects_that_are_split_over_ranks_are_refused(self):
         """Rank 0's part of such an object would overwrite the parts of the others. Kinds that a release of PyTorch lacks are left out."""
         script = self.script("split.py", SPLIT)
@@ -331,7 +358,11 @@ class ElasticModule(ElasticTest):
             self.assertEqual(lines.pop("whole objects"), "taken")
             self.assertIn("ZeroRedundancyOptimizer", lines)
             for kind, text in lines.items():
-                self.assertRegex(text, r"^TypeError: world\.sync\(\) got a \w+ that is split over the ranks[ .(]", f"{python}: {kind}")
+                self.assertRegex(text, r"^ScriptError: world\.sync\(\) got an? `?\w+`? (that is|that was later|with tensors that are) "
+                                 r"split over the ranks[ .;(]", f"{python}: {kind}")
+            if "FSDP2" in lines:
+                self.assertIn("(model is a FSDPSequential)", lines["object of torch.distributed.checkpoint"])
+                self.assertIn("(state_dict() part.0.weight is a DTensor)", lines["object that shows its parts by state_dict() alone"])
 
 
 # Each kind that this PyTorch has is registered in a world of one rank.
@@ -347,6 +378,12 @@ def zero():
 def fsdp1():
     from torch.distributed.fsdp import FullyShardedDataParallel
     return FullyShardedDataParallel(linear(), device_id=torch.device("cpu"))
+def fsdp1_whole(): return torch.nn.Sequential(linear(), fsdp1())
+def fsdp1_inside(use_orig_params):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    inner = linear()
+    kept.append(FullyShardedDataParallel(inner, device_id=torch.device("cpu"), use_orig_params=use_orig_params))
+    return inner
 def fsdp2():
     from torch.distributed.fsdp import fully_shard
     return fully_shard(linear())
@@ -355,20 +392,49 @@ def tensor_parallel():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
     return parallelize_module(linear(), init_device_mesh("cpu", (1,)), {"0": ColwiseParallel()})
+class Application:
+    # As in the tutorial of torch.distributed.checkpoint, where Stateful is a protocol.
+    def __init__(self): self.model = fsdp2()
+    def state_dict(self): return {"model": self.model.state_dict()}
+    def load_state_dict(self, state): raise AssertionError
+class Hidden:
+    def __init__(self):
+        model = fsdp2()
+        self.read = lambda: {"part": model.state_dict()}
+    def state_dict(self): return self.read()
+    def load_state_dict(self, state): raise AssertionError
+def later():
+    model = linear()
+    world.sync(model)
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model)
+    world.step(1)
+
+kept = []
 
 @elastic.rejoin(backend="gloo")
-def train(world, state):
-    model = linear()
+def train(one, state):
+    global world
+    world, model = one, linear()
     world.sync(model, torch.optim.SGD(model.parameters(), lr=0.1), elastic.StepSeed(1))
     print("whole objects: taken")
     for kind, make in {"ZeroRedundancyOptimizer": zero, "FSDP1": fsdp1, "FSDP2": fsdp2, "optimizer of FSDP2": fsdp2_optimizer,
-                       "tensor parallel": tensor_parallel}.items():
+                       "tensor parallel": tensor_parallel, "module with a part of FSDP1": fsdp1_whole,
+                       "module that FSDP1 wraps": lambda: fsdp1_inside(False), "the same in place": lambda: fsdp1_inside(True),
+                       "optimizer of FSDP1": lambda: torch.optim.SGD(fsdp1_inside(True).parameters(), lr=0.1),
+                       "object of torch.distributed.checkpoint": Application, "dict of FSDP2": lambda: {"model": fsdp2().state_dict()},
+                       "object that shows its parts by state_dict() alone": Hidden, "extra of FSDP2": fsdp2,
+                       "FSDP2 after world.sync()": later}.items():
         try:
             made = make()
         except (ImportError, ValueError) as error:  # this release has no such class, or cannot import it with this Python
             continue
+        except elastic.ScriptError as error:
+            print(f"{kind}: {type(error).__name__}: {error}")
+            continue
         try:
-            world.sync(torch.nn.Linear(1, 1), made)
+            made = ((torch.nn.Linear(1, 1),), made) if kind.startswith("extra") else ((torch.nn.Linear(1, 1), made), None)
+            world.sync(*made[0], extra=made[1])
             print(f"{kind}: taken")
         except Exception as error:
             print(f"{kind}: {type(error).__name__}: {error}")
@@ -466,6 +532,31 @@ class ElasticJob(LaunchTest):
         self.assert_code(done, 1)
         self.assertIn("ValueError: bad batch", done.err)
         self.assertEqual(done.err.splitlines()[-1].split(":")[:2], ["ddplaunch", " exit 1"])
+
+    def test_a_script_that_cannot_work_is_not_repeated(self):
+        """Not even if it hides the error behind an exit code of its own, and if it was found after a training."""
+        begin = """import sys, torch
+from ddplaunch import elastic
+print("begins", flush=True)
+
+@elastic.rejoin(backend="gloo")
+def train(world, state):
+"""
+        for script, code, text in (
+                (begin + """    from torch.distributed.optim import ZeroRedundancyOptimizer
+    model = torch.nn.Linear(2, 1)
+    world.sync(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
+
+try:
+    train()
+except TypeError as error:
+    sys.exit(3)
+""", 3, ""), (begin + "    world.step(0)\n\ntrain()\ntrain()\n", 1, "can call a function of @elastic.run or @elastic.rejoin only once")):
+            done = self.finish(self.launch("--nproc-per-node", 2, script=script))
+            self.assert_code(done, code)
+            self.assertEqual(done.out.count("begins"), 2, done)
+            self.assertIn("not restarted, although --max-restarts allows it: another attempt would fail the same way", done.err)
+            self.assertIn(text, done.err)
 
     def test_a_script_without_elastic_is_restarted(self):
         # Rank 1 fails after rank 0 has printed its line. Before that rank 0 may not even have begun.

@@ -50,6 +50,9 @@ for line in lines:
         say(ready=attempt)
         say(step=10 * attempt + 1)
         work(attempt, word["rank"], word["world"], word.get("from"))
+        if kind == "hopeless":
+            say(failed=attempt, error="the model is split", retry=False)
+            os._exit(3)
         if kind == "failing" and attempt == 0:
             for _ in range(20_000):
                 say(failed=0, error="x" * 1000)
@@ -121,6 +124,13 @@ class Workers(RejoinTest):
         _, second, done = self.lose("empty,good,empty")
         self.assert_code(done, 0)
         self.assertEqual({origin for _, origin, _ in second.values()}, {"None"})
+
+    def test_a_rank_that_would_fail_in_each_attempt_ends_the_job(self):
+        """Its last line may be unread when its end is known."""
+        done = self.finish(self.play("good,hopeless,good"))
+        self.assert_code(done, 3)
+        self.assertIn("not restarted, although --max-restarts allows it: another attempt would fail the same way", done.err)
+        self.assertIn("rank 1 on localhost exited 3", done.err)
 
     def test_without_hello_the_processes_are_restarted(self):
         first, second, done = self.lose("silent,silent,silent")

@@ -252,6 +252,23 @@ TEST_CASE("worker link: a process is read once its start is known") {
   world.until_said("0 hello rejoin");
 }
 
+TEST_CASE("worker link: what an ended process has said is read before it is forgotten") {
+  LinkFixture world;
+  const auto control = world.expect(0);
+  REQUIRE(control.has_value());
+  world.begin(0);
+  {
+    const UniqueFd process = raw_connection(*control);
+    say(process, "{\"hello\":1,\"pid\":7,\"rejoin\":false}\n");
+    say(process, "{\"failed\":0,\"error\":\"a split model\",\"retry\":false}\n");
+  }
+  world.link->read_last_words(0);  // the loop has not run since the process connected
+  CHECK(world.record.has("0 failed 0 a split model"));
+  CHECK(world.record.linked.empty());
+  world.link->forget(0);
+  world.link->read_last_words(0);
+}
+
 /// Sends a datagram, as a program that does not speak the protocol does. Never blocks.
 void report(const std::string& metrics, const std::string& bytes) {
   sockaddr_un address{};

@@ -16,6 +16,7 @@ _reconfigure              | no   | no  | no   | yes  | keep the process group of
 _get_reconfigure_handle   | no   | no  | no   | yes  | as _reconfigure                            | as _reconfigure
 _composable, _shard,      | yes  | yes | yes  | yes  | modules of classes that split objects      | the public modules of the same classes
 _tensor                   |      |     |      |      |                                            |
+_fsdp_flattened           | yes  | yes | yes  | yes  | parameters that FSDP1 split in place       | the modules that FSDP1 wraps
 
 The columns are the versions that were tried, on CPUs: 1.13 (Debian 12), 2.4.1, 2.11.0 and 2.15.0. NCCL's rows were only looked up there.
 """
@@ -35,6 +36,18 @@ import torch.distributed as dist
 # the state (FSDP2, tensor parallelism, ZeRO), or a collective that rank 0 alone would wait in (FSDP1).
 SHARDING = ("torch.distributed.fsdp", "torch.distributed._composable", "torch.distributed._shard", "torch.distributed.tensor",
             "torch.distributed._tensor", "torch.distributed.optim", "torch.distributed.pipelin", "deepspeed.", "fairscale.", "megatron.")
+
+
+def sharding_of(part: Any) -> Optional[str]:
+    """Returns the name of the class by which an object is split over ranks, None if it is whole."""
+    if isinstance(part, torch.Tensor) and find(part, "_fsdp_flattened"):
+        return "parameter of FullyShardedDataParallel"
+    return _sharding_base(type(part))
+
+
+@functools.lru_cache(maxsize=None)
+def _sharding_base(kind: type) -> Optional[str]:
+    return next((base.__name__ for base in kind.__mro__ if base.__module__.startswith(SHARDING)), None)
 
 
 def find(owner: Any, name: str) -> Any:

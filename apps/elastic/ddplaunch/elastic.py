@@ -21,10 +21,12 @@ PyTorch 1.13 or later.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
 import io
+import itertools
 import json
 import os
 import random
@@ -48,10 +50,10 @@ except ImportError as error:
 from . import Steps, as_number
 from ._data import Position, check_loader, seed_of
 from ._gloo import Sockets, SurvivingGroup, expire_collectives
-from ._torch import (SHARDING, abort_groups, can_connect_again, clear_scaler, is_scaler, reset_group_numbers, scale_of, version_of,
+from ._torch import (abort_groups, can_connect_again, clear_scaler, is_scaler, reset_group_numbers, scale_of, sharding_of, version_of,
                      watch_new_groups)
 
-__all__ = ["LinkLost", "Revoked", "StepSeed", "World", "rejoin", "run"]
+__all__ = ["LinkLost", "Revoked", "ScriptError", "StepSeed", "World", "rejoin", "run"]
 
 PROTOCOL = 1
 LINE_BYTES = 4096
@@ -61,6 +63,7 @@ FIRST_ORDER_S = 60.0
 GRACE_S = 1.0        # how long it waits after an exception that no lost peer explains
 FORK_WAIT_S = 0.1    # how long a fork waits for the other threads of this process
 PIECE_BYTES = 64 << 20
+ITEMS_SEARCHED = 100_000  # of one list or dict, for parts that are split over ranks
 ORDER_KEYS = ("attempt", "rank", "world", "local_rank", "local_world", "node_rank", "nodes")
 
 
@@ -72,11 +75,46 @@ class LinkLost(RuntimeError):
     """The agent of this node does not answer at DDPLAUNCH_CONTROL, or its messages are not understood."""
 
 
+class ScriptError(TypeError):
+    """The script uses this module in a way that fails in every attempt. Where it ends the process, the job ends without a restart, also
+    if the script catches it and exits with a code other than 0."""
+
+    latest: Optional[str] = None
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        if ScriptError.latest is None:
+            atexit.register(_report_script_error)
+        ScriptError.latest = text
+
+
+def _report_script_error() -> None:
+    """Tells the agent at the end of the process that a ScriptError has led to it, which makes another attempt senseless. A script that
+    caught it and went on may end by another exception, which a new attempt may not meet."""
+    control, error = os.environ.get("DDPLAUNCH_CONTROL"), getattr(sys, "last_value", None)
+    is_cause = error is None
+    while error is not None and not is_cause:
+        is_cause, error = isinstance(error, ScriptError), error.__cause__ or error.__context__
+    text, ScriptError.latest = ScriptError.latest, None
+    if not control or not is_cause or text is None:
+        return
+    with contextlib.suppress(LinkLost):
+        link = _Link.opened or _Link(control, rejoin=False)
+        attempt = link.attempt if link.attempt >= 0 else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        link.send({"failed": attempt, "error": _plain(f"ScriptError: {text}"), "retry": False})
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() and c.isascii() else " " for c in text)[:1000]
+
+
 class _Link:
     """This worker's end of DDPLAUNCH_CONTROL. A separate thread reads the link, so that a revoke is seen while the main
     thread computes or hangs in a collective. The same thread reports steps, so that world.step() costs nothing."""
 
-    def __init__(self, control: str) -> None:
+    opened: Optional[_Link] = None  # the agent takes one connection of a process
+
+    def __init__(self, control: str, rejoin: bool = True) -> None:
         self.changed = threading.Condition()
         self.next: Optional[Dict[str, Any]] = None    # the order of the latest attempt
         self.attempt = -1                             # the attempt whose order was taken
@@ -96,7 +134,8 @@ class _Link:
         except OSError as error:
             raise LinkLost(f"cannot connect to the agent at DDPLAUNCH_CONTROL ({control}): {error.strerror}. In a container mount "
                            "this path. If the variable is unset, the script runs without ddplaunch") from error
-        self.send({"hello": PROTOCOL, "pid": os.getpid(), "rejoin": True, "sharded": False})
+        _Link.opened = self
+        self.greet(rejoin)
         threading.Thread(target=self._run, name="ddplaunch-link", daemon=True).start()
 
     def send(self, word: Dict[str, Any]) -> None:
@@ -106,10 +145,9 @@ class _Link:
         except OSError as error:
             self._lose(f"the link to the agent broke: {error.strerror}")
 
-    def leave(self) -> None:
-        """Closes the link: the agent asks nothing more of this process."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+    def greet(self, rejoin: bool) -> None:
+        """A later call with False says that the function has returned: the agent asks nothing more of this process."""
+        self.send({"hello": PROTOCOL, "pid": os.getpid(), "rejoin": rejoin, "sharded": False})
 
     def take(self, on_revoke: Callable[[], None], held: Optional[int]) -> Dict[str, Any]:
         """Waits for the next attempt's order, without a limit. Answers the revoke of an attempt that was revoked before."""
@@ -381,24 +419,54 @@ def _before_each_step(optimizer: torch.optim.Optimizer, call: Callable[[], None]
     optimizer.step = types.MethodType(hooked, optimizer)  # a scheduler that is made later needs a method
 
 
-def _refuse_shards(holder: Any) -> None:
-    """Raises TypeError if an object of world.sync() is split over ranks. It runs before any collective, and alike on all ranks."""
+def _split_part(holder: Any) -> Optional[Tuple[str, str]]:
+    """Returns where in `holder` a part is split over ranks, and the part's class. It looks at parameters, buffers and the state of
+    optimizers, and into objects that have others' state: lists, dicts, and what has a state_dict(), as those that
+    torch.distributed.checkpoint saves. It calls no state_dict() that may be a collective, and takes milliseconds."""
+    pending, seen = [("", holder)], {}  # the objects are kept, since an address may be used again
+    for name, part in pending:  # which grows
+        kind = sharding_of(part)
+        if kind is not None:
+            return name, kind
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part
+        if isinstance(part, torch.nn.Module):
+            inner = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False)), **dict(part.named_children())}
+        elif isinstance(part, torch.optim.Optimizer):
+            inner = {"param_groups": part.param_groups, "state": part.state}
+        elif isinstance(part, dict):
+            inner = part
+        elif isinstance(part, (list, tuple)):
+            inner = dict(enumerate(itertools.islice(part, ITEMS_SEARCHED)))
+        elif hasattr(part, "state_dict") and not isinstance(part, type):
+            inner = dict(getattr(part, "__dict__", {}))
+        else:
+            continue
+        for key, item in itertools.islice(inner.items(), ITEMS_SEARCHED):
+            if isinstance(item, (torch.Tensor, dict, list, tuple)) or hasattr(item, "state_dict"):
+                key = "…" if isinstance(key, torch.Tensor) else key  # an optimizer's state; a tensor's text needs its values
+                pending.append((f"{name}.{key}" if name else str(key), item))
+    return None
+
+
+def _refuse_shards(holder: Any, when: str = "is") -> None:
+    """Raises ScriptError if an object of world.sync() is split over ranks. It runs before any collective, and alike on all ranks."""
     if isinstance(holder, torch.nn.parallel.DistributedDataParallel):
-        raise TypeError("world.sync() got a DistributedDataParallel, which belongs to one attempt: register the module that it wraps, and "
-                        "wrap that in each attempt")
-    parts: List[Tuple[str, Any]] = [("", holder)]
-    if isinstance(holder, torch.nn.Module):
-        parts += [*holder.named_modules(), *holder.named_parameters(), *holder.named_buffers()]
-    elif isinstance(holder, torch.optim.Optimizer):
-        parts += [("a parameter", p) for group in holder.param_groups for p in group["params"]]
-    for name, part in parts:
-        kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith(SHARDING)]
-        if kinds:
-            where = f" ({name} is a {kinds[0].__name__})" if part is not holder else ""
-            raise TypeError(f"world.sync() got a {type(holder).__name__} that is split over the ranks{where}. One rank has only its part "
-                            "of it, and would overwrite the parts of the others. Register objects that are whole on each rank, as under "
-                            "DistributedDataParallel; a script with FSDP, tensor parallelism or ZeRO runs without @elastic.rejoin and "
-                            "restarts from its checkpoints")
+        raise ScriptError("world.sync() got a DistributedDataParallel, which belongs to one attempt: register the module that it wraps, and "
+                          "wrap that in each attempt")
+    found, where = _split_part(holder), ""
+    if found is None and not isinstance(holder, (torch.nn.Module, torch.optim.Optimizer)) and not is_scaler(holder):
+        if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
+            raise ScriptError(f"world.sync() got a {type(holder).__name__}, which has no state_dict() and load_state_dict()")
+        found = _split_part(holder.state_dict())
+        where = "state_dict() " if found else ""
+    if found is not None:
+        where = f" ({where}{found[0]} is a {found[1]})" if found[0] else ""
+        raise ScriptError(f"world.sync() got a {type(holder).__name__} that {when} split over the ranks{where}. One rank has only its part "
+                          "of it, and would overwrite the parts of the others. Register objects that are whole on each rank, as under "
+                          "DistributedDataParallel; a script with FSDP, tensor parallelism or ZeRO runs without ddplaunch.elastic and "
+                          "restarts from its checkpoints")
 
 
 class StepSeed:
@@ -436,6 +504,7 @@ class World:
         self.source: Optional[int] = order.get("from")  # rank that holds the state; None: no rank does, a fresh start
         self._link, self._order, self._progress, self._device = link, order, progress, device
         self._is_ready = self._is_synced = self._is_in_epoch = False
+        self._is_checked = True  # objects may have been split since world.sync()
         self.loss: Any = None  # of the step that runs; set it for `ddplaunch status` and the dashboard
         self._steps = Steps()
         progress.begin(self)
@@ -463,6 +532,10 @@ class World:
         if self.source is not None and not self._is_synced and self._progress.completed is not None:
             raise RuntimeError(f"world.sync() was not called in attempt {self.attempt}, which continues from the state of rank "
                                f"{self.source}: call it before world.step() in each attempt")
+        if not self._is_checked:
+            self._is_checked = True
+            for holder in self._progress.registered:
+                _refuse_shards(holder, "was later")
         by_optimizer = self._progress.stepped
         is_counted = self._progress.count(int(completed))
         self._ready()
@@ -498,9 +571,12 @@ class World:
         """Yields the batches of `loader`, a DataLoader or StatefulDataLoader, that remain of this epoch, and calls step() after each one
         in which an optimizer has stepped. The others belong to the next step (gradient accumulation)."""
         if self._is_in_epoch:
-            raise RuntimeError("world.batches() was called twice in an epoch; iterate over other loaders directly, and over epochs with "
-                               "world.epochs()")
-        check_loader(loader, self.world_size)
+            raise ScriptError("world.batches() was called twice in an epoch; iterate over other loaders directly, and over epochs with "
+                              "world.epochs()")
+        try:
+            check_loader(loader, self.world_size)
+        except TypeError as error:
+            raise ScriptError(str(error)) from None
         self._is_in_epoch, position = True, self._progress.position
         for number, batch in position.remaining(loader, self.rank, self.world_size, self._progress.seed):
             yield batch
@@ -517,10 +593,12 @@ class World:
         source. Returns the source's `extra`. `holders` are all objects that a step changes: modules, optimizers, schedulers,
         scalers, StepSeed and all others with state_dict() and load_state_dict(). All ranks call it alike, once in an attempt,
         with the bare modules and before DistributedDataParallel wraps them. Nothing is loaded before all data has arrived, so
-        a loss in the middle leaves this process with its previous state. TypeError: an object is split over the ranks, so no
+        a loss in the middle leaves this process with its previous state. ScriptError: an object is split over the ranks, so no
         rank has the state that the others need."""
         for holder in holders:
             _refuse_shards(holder)
+        if _split_part(extra) is not None:
+            raise ScriptError("world.sync() got an `extra` with tensors that are split over the ranks; one rank has only its part of them")
         self._progress.register(holders, is_first=not self._is_synced)
         self._is_synced = True
         root, kinds = self.source or 0, [type(holder).__name__ for holder in holders]
@@ -543,8 +621,8 @@ class World:
             # The data comes from a rank of this job, so it is as trusted as any object that ranks exchange.
             completed, position, theirs, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
             if theirs != kinds:
-                raise RuntimeError(f"world.sync() got {kinds} on rank {self.rank} and {theirs} on rank {root}; all ranks must register "
-                                   "the same objects in the same order")
+                raise ScriptError(f"world.sync() got {kinds} on rank {self.rank} and {theirs} on rank {root}; all ranks must register "
+                                  "the same objects in the same order")
             self._progress.completed, self._progress.is_used = None, True  # until all is loaded
             for holder, saved in zip((*holders, self._progress.position), (*states, position)):
                 holder.load_state_dict(saved)
@@ -558,6 +636,7 @@ class World:
         self._progress.others = []  # DistributedDataParallel, which is made next, writes all parameters
         self._progress.seed()
         self._ready()
+        self._is_checked, ScriptError.latest = False, None
         return extra
 
     def _received(self, data: torch.Tensor) -> torch.Tensor:
@@ -676,7 +755,11 @@ class _Rejoin:
         if not control:
             return self._run_once(call)
         if _Rejoin.linked:
-            raise RuntimeError("a process can call a function with @elastic.rejoin only once")
+            raise ScriptError("a process can call a function of @elastic.run or @elastic.rejoin only once, since a new process could not know "
+                              "which calls are done; put both trainings into one function")
+        if dist.is_initialized():
+            raise ScriptError("the script has called init_process_group(); under ddplaunch the module makes the process group of each attempt, "
+                              "so remove this call (and destroy_process_group())")
         _Rejoin.linked = True
         if not self.gloo:
             # NCCL's watchdog must neither end the process when a peer is gone nor abort communicators by itself. A collective
@@ -710,7 +793,7 @@ class _Rejoin:
                     self.group.forget_hook()
                 if dist.is_initialized():
                     dist.destroy_process_group()
-                self.link.leave()
+                self.link.greet(rejoin=False)
                 gc.unfreeze()  # else PyTorch reports its objects as leaks when the process ends
                 return result
             except BaseException as error:
@@ -730,8 +813,6 @@ class _Rejoin:
             if dist.is_initialized():
                 self.group.leave() if self.group is not None else dist.destroy_process_group()
             self.link.send({"revoked": world.attempt, "step": progress.settle()})
-            # Cycles keep a DistributedDataParallel of the attempt alive, and thereby its hooks in the parameters. They are
-            # collected at this point because that takes a while, and the next attempt is being prepared meanwhile.
             gc.collect()
             abort.end()
             self.sockets.forget()
@@ -778,14 +859,15 @@ class _Rejoin:
 
     def _attempt_is_over(self, world: World, error: Exception) -> bool:
         """Waits for the revoke that explains `error`. Returns False if none comes: then the error is the script's own."""
+        if isinstance(error, ScriptError):
+            return False
         if world.revoked is not None:
             return True
         if self.link.lost:
             return False
         trouble = self.sockets.broken() or (not self.gloo and isinstance(error, RuntimeError))
         if trouble:
-            text = "".join(c if c.isprintable() and c.isascii() else " " for c in str(error))
-            self.link.send({"failed": world.attempt, "error": f"{type(error).__name__}: {text}"[:1000]})
+            self.link.send({"failed": world.attempt, "error": _plain(f"{type(error).__name__}: {error}")})
         return self.link.await_revoke(ORDER_S if trouble else GRACE_S)
 
 
@@ -817,8 +899,8 @@ def run(*holders: Any, backend: Optional[str] = None, timeout: Optional[timedelt
     for holder in holders:
         _refuse_shards(holder)
     if not any(isinstance(holder, torch.optim.Optimizer) for holder in holders):
-        raise TypeError("elastic.run() got no optimizer: nothing would show when a step begins. Call it as "
-                        "@elastic.run(model, optimizer, …), with all objects that a step changes")
+        raise ScriptError("elastic.run() got no optimizer: nothing would show when a step begins. Call it as "
+                          "@elastic.run(model, optimizer, …), with all objects that a step changes")
 
     def decorate(function: Callable) -> Callable:
         seed, begun = StepSeed(torch.initial_seed()), []

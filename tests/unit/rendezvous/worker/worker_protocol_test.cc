@@ -72,6 +72,8 @@ TEST_CASE("worker protocol: every message survives its encoding") {
   there_and_back(WorkerMessage(WorkerTrouble{2, "a \"b\"\n\x01 é", {3, kMost32}}),
                  R"({"failed":2,"error":"a \"b\"\n\u0001 é","peers":[3,4294967295]})");
   there_and_back(WorkerMessage(WorkerTrouble{0, "", {}}), R"({"failed":0,"error":"","peers":[]})");
+  there_and_back(WorkerMessage(WorkerTrouble{0, "", {}, false}),
+                 R"({"failed":0,"error":"","peers":[],"retry":false})");
   there_and_back(WorkerMessage(WorkerRevoked{3, 1234}), R"({"revoked":3,"step":1234})");
   there_and_back(WorkerMessage(WorkerRevoked{3, std::nullopt}), R"({"revoked":3,"step":null})");
   there_and_back(WorkerMessage(WorkerReady{kMost32}), R"({"ready":4294967295})");
@@ -149,7 +151,7 @@ TEST_CASE("worker protocol: durations that cannot be right are refused") {
 TEST_CASE("worker protocol: every key may be missing, of another type, or out of range") {
   each_key_wrong(R"({"hello":1,"pid":77,"rejoin":true,"sharded":false})", {"sharded"}, worker_error);
   each_key_wrong(R"({"step":7,"in":"all-reduce"})", {"in"}, worker_error);
-  each_key_wrong(R"({"failed":2,"error":"e","peers":[3]})", {"peers"}, worker_error);
+  each_key_wrong(R"({"failed":2,"error":"e","peers":[3],"retry":false})", {"peers", "retry"}, worker_error);
   each_key_wrong(R"({"revoked":3,"step":1234})", {}, worker_error);
   each_key_wrong(R"({"ready":3})", {}, worker_error);
   each_key_wrong(
@@ -292,6 +294,7 @@ struct SessionTranscript {
     text << "failed " << trouble.attempt << " \"" << trouble.error << '"';
     for (const std::uint32_t peer : trouble.peers)
       text << ' ' << peer;
+    if (!trouble.retry) text << " no retry";
   }
   void operator()(const WorkerRevoked& answer) {
     text << "revoked " << answer.attempt << " step=";
