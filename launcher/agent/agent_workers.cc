@@ -188,6 +188,8 @@ void Agent::perform(const node::PrepareAttempt& action) {
   for (const auto& [local, process] : survivors.all())
     hang_monitor_.worker_started(rank_of(local), inspected(local, process.pid));
   std::erase_if(prepared_, [&](const WorkerSpec& spec) { return survivors.is_alive(spec.rank); });
+  // Before a worker hears of the attempt: with --store worker the surviving rank 0 opens the store at once.
+  store_.workers_start();
   feed(node::AttemptPrepared{});
 }
 
@@ -230,7 +232,6 @@ void Agent::perform(const node::OrderAttempt& action) {
 }
 
 void Agent::perform(const node::StartWorkers&) {
-  store_.workers_start();
   const bool first = core_.processes().none();
   group_->start(std::exchange(prepared_, {}));
   group_->resume_output();

@@ -10,6 +10,7 @@ import pathlib
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -557,6 +558,16 @@ except TypeError as error:
             self.assertEqual(done.out.count("begins"), 2, done)
             self.assertIn("not restarted, although --max-restarts allows it: another attempt would fail the same way", done.err)
             self.assertIn(text, done.err)
+
+    def test_a_store_of_rank_0_at_a_fixed_port(self):
+        """A survivor gives the port back before the next attempt needs it."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for python in PYTHONS:
+            with self.subTest(python=python):
+                process = self.launch("--nproc-per-node", 3, "--store", "worker", "--master-port", port, python=python)
+                self.assert_ends_well(process, 3, self.kill_one_after_another(process, [2, 0, 1], 3))
 
     def test_a_script_without_elastic_is_restarted(self):
         # Rank 1 fails after rank 0 has printed its line. Before that rank 0 may not even have begun.

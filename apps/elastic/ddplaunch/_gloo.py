@@ -255,7 +255,7 @@ class SurvivingGroup:
         while self.is_connected and not all(work.is_completed() for work in self.pending):
             self.is_connected = time.monotonic() < end
             time.sleep(0.001)
-        self.pending = []
+        self.pending, self.store.inner = [], None  # a store that this process serves (--store worker) gives back its port
         if not self.is_connected:
             self.forget_hook()
             dist.destroy_process_group()

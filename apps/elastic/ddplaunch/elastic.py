@@ -812,6 +812,11 @@ class _Rejoin:
             self.was_made = dist.is_initialized()
             if dist.is_initialized():
                 self.group.leave() if self.group is not None else dist.destroy_process_group()
+            # Cycles keep a DistributedDataParallel of the attempt alive, and thereby its hooks in the parameters. They are collected
+            # when the agent knows the answer, because that takes a while and the next attempt is being prepared meanwhile. But they
+            # also keep a store that this process serves, whose port the next attempt may need.
+            if world.rank == 0 and not world._order.get("agent_store", True):
+                gc.collect()
             self.link.send({"revoked": world.attempt, "step": progress.settle()})
             gc.collect()
             abort.end()
