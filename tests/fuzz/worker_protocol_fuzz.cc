@@ -56,8 +56,10 @@ class InvariantChecker {
  public:
   void hear(const WorkerEvent& event, const std::optional<std::uint32_t>& attempt) {
     if (const auto* hello = std::get_if<WorkerHello>(&event)) {
-      require(!greeted_ && hello->version == kWorkerProtocol);
+      // A second one takes back that the worker can leave an attempt.
+      require(hello->version == kWorkerProtocol && (!greeted_ || (rejoins_ && !hello->rejoin)));
       greeted_ = true;
+      rejoins_ = hello->rejoin;
     } else if (const auto* misbehaved = std::get_if<WorkerMisbehaved>(&event)) {
       require(!misbehaved->words.empty() && ++misbehaviors_ <= 7);
     } else {
@@ -88,6 +90,7 @@ class InvariantChecker {
 
  private:
   bool greeted_ = false;
+  bool rejoins_ = false;
   bool asked_ = false;
   bool ready_ = false;
   bool stopped_ = false;
@@ -125,7 +128,7 @@ void live(std::string_view bytes) {
         line(WorkerReady{near});
         break;
       case 5:
-        line(WorkerTrouble{near, "broken", {1}});
+        line(WorkerTrouble{near, "broken", {1}, (verb & 32) == 0});
         break;
       case 6:
         line(WorkerStep{verb, "forward"});
