@@ -104,6 +104,7 @@ std::vector<TimeLimit> time_limits(const JobSpec& spec, const SchedulerLimits& s
   own("--stop-grace, after your signal", spec.stop_grace, "SIGKILL for workers that have not ended");
   own("--start-timeout", spec.start_timeout, "a start that is not complete ends the job");
   own("--hang-timeout", spec.hang_timeout, "a job without any activity ends as hung");
+  own("--report-stalls", spec.report_stalls, "a job without any activity is reported, and goes on");
   const bool one_machine = spec.launcher == LauncherKind::kLocal;
   if (!one_machine) {
     own("--node-timeout, and 2 s", spec.node_timeout + kLostAfter, "a silent node counts as lost");

@@ -48,6 +48,7 @@ TEST_CASE("the limits of a job are in order, and those without an end are last")
         "ddplaunch --master-timeout: 35 s\n"
         "ddplaunch --start-timeout: 2 min\n"
         "PyTorch TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: 8 min (assumed)\n"
+        "ddplaunch --report-stalls: 10 min\n"
         "PyTorch init_process_group(timeout=), NCCL: 10 min (assumed)\n"
         "PyTorch init_process_group(timeout=), Gloo: 30 min (assumed)\n"
         "ddplaunch --hang-timeout: 0 ms\n");
@@ -59,7 +60,8 @@ TEST_CASE("the limits of a job are in order, and those without an end are last")
         "ddplaunch --stop-grace, after a failure: 15 s\n"
         "ddplaunch --stop-grace, after your signal: 25 s\n"
         "ddplaunch --hang-timeout: 60 s\n"
-        "ddplaunch --start-timeout: 2 min\n");
+        "ddplaunch --start-timeout: 2 min\n"
+        "ddplaunch --report-stalls: 10 min\n");
 }
 
 TEST_CASE("variables of the workers and options of ssh are limits") {
