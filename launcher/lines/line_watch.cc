@@ -358,8 +358,11 @@ bool LinePatterns::emit(const Node& node, std::uint16_t& next, std::size_t most)
         if (!emit(node.parts[0], next, most)) return false;
         next = append({Instruction::Kind::kSplit, next, end});
       }
-      for (int i = 0; i < node.least; ++i)
+      for (int i = 0; i < node.least; ++i) {
+        const std::size_t before = program_.size();
         if (!emit(node.parts[0], next, most)) return false;
+        if (program_.size() == before) break;  // nothing, so often: nested, this would take for ever
+      }
       return true;
     }
   }

@@ -83,6 +83,10 @@ TEST_CASE("no pattern and no line take more than linear time") {
   CHECK_FALSE(matches("(a|aa)+$", as + 'b'));
   CHECK_FALSE(matches("(.*)(.*)(.*)(.*)[^a]$", as));
   CHECK_FALSE(matches("^((a?){15}){15}b", as));
+  std::string nothing;
+  for (int i = 0; i < 100; ++i)
+    nothing = "(" + nothing + "){1000}";
+  CHECK(matches(nothing, "a"));
   std::string random;
   std::mt19937 bits(1);
   while (random.size() < 20'000)
