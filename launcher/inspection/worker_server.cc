@@ -25,6 +25,7 @@ constexpr std::size_t kGroups = 256u << 10;
 constexpr std::size_t kStacks = 64u << 10;
 constexpr std::size_t kHead = 4u << 10;
 constexpr std::chrono::milliseconds kGilTime{1'500};
+constexpr std::chrono::milliseconds kPingTime{100};
 
 UniqueFd connect_to(const std::string& path) {
   sockaddr_un address{};
@@ -88,8 +89,11 @@ rendezvous::TorchAnswers ask_worker_server(const std::string& path, ServerQuesti
   }
   if (question == ServerQuestion::kRecord) return answers;
   // Both need the GIL, which a native call may hold for ever: then the second one would get no answer, too.
-  const auto until = std::min(deadline, Clock::now() + kGilTime);
+  const auto until = std::min(deadline - kPingTime, Clock::now() + kGilTime);
   answers.stacks = ask(path, "dump_traceback", kStacks, until);
+  // A busy machine delays all answers.
+  if (answers.stacks.empty() && Clock::now() >= until)
+    answers.lacks_gil = !ask(path, "ping", kHead, Clock::now() + kPingTime).empty();
   if (question == ServerQuestion::kAll && !answers.stacks.empty())
     answers.groups = ask(path, "ddplaunch_groups", kGroups, until);
   return answers;

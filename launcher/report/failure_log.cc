@@ -243,7 +243,8 @@ void FailureLog::add_recorders(HangVerdict& verdict, const rendezvous::DesyncVer
   verdict.ranks.assign(desync.named.begin(), desync.named.end());
   const std::size_t known = collectives_.size() + ended_well_.size();
   verdict.confidence =
-      !desync.named.empty() && desync.waited_for && std::cmp_greater_equal(known, world_size_)
+      desync.unsure ? Confidence::kLow
+      : !desync.named.empty() && desync.waited_for && std::cmp_greater_equal(known, world_size_)
           ? Confidence::kHigh
           : Confidence::kMedium;
 }

@@ -274,12 +274,13 @@ const char* have_text(const std::set<int>& ranks) {
 
 /// " of node 0", " between the nodes"; nothing for the world.
 std::string location_text(const std::string& group) {
-  if (group == "world") return "";
+  if (group == "world" || group == kJoining) return "";
   return group == "between" ? " between the nodes" : " of " + group;
 }
 
 /// "all-reduce 517 (116 KB)"; a barrier has no size, nor have operations in which the sizes of ranks differ.
 std::string collective_text(const RecordedCollective& entry) {
+  if (entry.kind == kJoining) return entry.kind;
   const std::string text = entry.kind + " " + std::to_string(entry.sequence);
   return entry.kind == "barrier" || entry.bytes == 0 ? text : text + " (" + format_bytes(entry.bytes) + ")";
 }
@@ -327,12 +328,13 @@ DesyncVerdict different_collective(const GroupLogs& group_logs) {
     const bool one_kind = std::get<0>(groups.begin()->first) == std::get<0>(groups.rbegin()->first);
     const auto is_open = [](const auto& call) { return call.second.finished == 0; };
     if (one_kind && std::ranges::none_of(by_rank, is_open)) continue;
-    // Assume that most ranks are right; on a tie, the group with the lowest rank.
+    // A majority is right. Without one, the text ends with the group of the lowest rank.
     const auto right = std::ranges::max_element(groups, [](const auto& a, const auto& b) {
       return std::pair(a.second.size(), -*a.second.begin()) < std::pair(b.second.size(), -*b.second.begin());
     });
     const RecordedCollective& theirs = by_rank.at(*right->second.begin());
-    DesyncVerdict verdict{"", {}, true};
+    DesyncVerdict verdict{"", {}, true, true, right->second.size() * 2 <= by_rank.size()};
+    if (verdict.unsure) verdict.named = right->second;
     std::size_t listed = 0;
     for (auto group = groups.begin(); group != groups.end(); ++group) {
       if (group == right) continue;
@@ -346,6 +348,7 @@ DesyncVerdict different_collective(const GroupLogs& group_logs) {
         by_rank.at(*(groups.begin() == right ? std::next(right) : groups.begin())->second.begin());
     verdict.text +=
         " where " + ranks_text(right->second) + " called " + called_text(theirs, ours, group_logs.location);
+    if (verdict.unsure) verdict.text += "; no majority tells which of them are wrong";
     return verdict;
   }
   return {};
@@ -403,7 +406,8 @@ DesyncVerdict verdict_on(const std::string& name, const OperationProgress& progr
                                    : ranks_text(progress.waiting) + wait_text(progress.waiting);
     return {ranks_text(progress.behind) + have_text(progress.behind) + " not started " + name + " that " +
                 others + progress.waited_text(),
-            progress.behind, !progress.waiting.empty()};
+            progress.behind, !progress.waiting.empty(), false,
+            progress.behind.size() > progress.waiting.size() + progress.done.size()};
   }
   if (silent.any()) {
     std::set<int> named = silent.lost.empty() ? silent.ended : silent.lost;
@@ -513,6 +517,17 @@ DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::
     for (const RecordedGroup& group : dump.groups)
       add(groups, dump.rank, dump.taken, group);
   }
+  // A rank that has called nothing is behind in each of its groups, also in those that it does not know yet.
+  for (const FlightRecorderDump& dump : dumps) {
+    const auto called = [](const RecordedGroup& group) { return !group.entries.empty(); };
+    if (dump.attempt != attempt || dump.groups.empty() || std::ranges::any_of(dump.groups, called)) continue;
+    for (auto& [name, group] : groups) {
+      const bool in_range = dump.rank >= group.first && dump.rank < group.first + group.ranks;
+      const bool left_it = name == kJoining && dump.groups.front().name != kJoining;
+      if (!left_it && (group.members.empty() ? in_range : group.members.contains(dump.rank)))
+        group.last.try_emplace(dump.rank, 0);
+    }
+  }
   RanksWithoutLog silent;
   for (int rank = 0; rank < world_size; ++rank) {
     std::set<int>& part = ended.count(rank) != 0 ? silent.ended : silent.lost;
@@ -536,11 +551,17 @@ DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::
 }
 
 /// "; rank 3 is in its data loader, at train.py:30": where the named ranks are, those at one place together.
+/// If none of them has told that, where the others are.
 std::string places_text(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& named) {
   constexpr std::size_t kPlaces = 3;
-  std::map<std::string, std::set<int>> places;
-  for (const FlightRecorderDump& dump : dumps)
-    if (named.count(dump.rank) != 0 && !dump.place.empty()) places[dump.place].insert(dump.rank);
+  const auto told = [&](bool by_named) {
+    std::map<std::string, std::set<int>> places;
+    for (const FlightRecorderDump& dump : dumps)
+      if (named.contains(dump.rank) == by_named && !dump.place.empty()) places[dump.place].insert(dump.rank);
+    return places;
+  };
+  auto places = told(true);
+  if (places.empty() && !named.empty()) places = told(false);
   std::string text;
   std::size_t listed = 0;
   for (const auto& [place, ranks] : places) {

@@ -50,6 +50,9 @@ struct FlightRecorderDump {
   std::string place = {};
 };
 
+/// Name and only operation of the group of ranks that are not in a process group of PyTorch yet.
+inline constexpr std::string_view kJoining = "init_process_group";
+
 /// Operations of a group that an agent reports: finished ones, and from the first unfinished one on.
 inline constexpr std::size_t kFinishedReported = 1;
 inline constexpr std::size_t kReported = 64;
@@ -132,6 +135,9 @@ struct DesyncVerdict {
   /// True: ranks wait in an operation that others have not started, or ranks called different operations.
   /// False: some ranks are only later than others, which means something only once no rank makes progress.
   bool waited_for = false;
+  bool differs = false;  ///< ranks called different operations
+  /// No majority tells which ranks are wrong: `named` has all that differ, or more than half of the ranks.
+  bool unsure = false;
 };
 
 /// Analyzes the newest attempt. `ended`: its ranks that have ended normally and may have left no log. If

@@ -262,6 +262,17 @@ std::string_view phase_of(const Frame& frame) {
   return {};
 }
 
+/// The group of a rank that has no process group yet: it waits in init_process_group, or has not called it.
+RecordedGroup joining_group(std::string_view stacks, int world_size) {
+  const std::vector<Frame> frames = main_frames(stacks);
+  const bool joins = std::ranges::any_of(frames, [](const Frame& frame) {
+    return frame.function == kJoining && frame.file.ends_with("torch/distributed/distributed_c10d.py");
+  });
+  RecordedGroup group{std::string(kJoining), 0, world_size, {}};
+  if (joins) group.entries.push_back({1, std::string(kJoining), 0, "", 0, 0});
+  return group;
+}
+
 }  // namespace
 
 std::optional<std::string_view> http_body(std::string_view answer) {
@@ -301,22 +312,29 @@ std::optional<FlightRecorderDump> read_torch_answers(const TorchAnswers& answers
   identity.place = script_place(answers.stacks);
   const Json record = Json::parse(answers.record, nullptr, false);
   const auto entries = record.is_object() ? record.find("entries") : record.end();
-  const bool readable = record.is_object() && entries != record.end() && entries->is_array();
+  const bool has_entries = record.is_object() && entries != record.end() && entries->is_array();
+  // A rank that has called nothing yet has a record without this member.
+  const bool readable = has_entries || (record.is_object() && entries == record.end() &&
+                                        !text_at(record, "version", kName).empty());
   if (!readable && identity.place.empty()) return std::nullopt;
-  // The server answers without the GIL what it can.
-  if (answers.stacks.empty() && !answers.gave_up)
-    identity.place = "probably in a native call that holds the GIL";
+  if (answers.lacks_gil) identity.place = "probably in a native call that holds the GIL";
   GroupsByName groups;
-  if (readable) {
+  if (has_entries) {
     for (const Json& entry : *entries) {
       if (!entry.is_object()) continue;
       auto collective = collective_of(entry);
       RecordedGroup* const group = collective ? group_of(entry, groups) : nullptr;
       if (group != nullptr) group->entries.push_back(std::move(*collective));
     }
+  }
+  if (readable) {
     add_members(answers.groups, identity.rank, identity.world_size, groups);
     if (answers.gave_up) reopen_last(groups);
+    // The ranks meet there, which PyTorch does not record. Stacks tell it.
+    if (groups.empty() && !identity.place.empty())
+      identity.groups.push_back(joining_group(answers.stacks, identity.world_size));
   }
+  if (groups.empty() && identity.groups.empty() && identity.place.empty()) return std::nullopt;
   std::size_t left = kMostEntries;
   for (auto& [name, group] : groups) {
     trim(group, before, std::min(most, left));

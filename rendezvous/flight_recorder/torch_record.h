@@ -19,6 +19,8 @@ struct TorchAnswers {
   std::string stacks;  ///< /handler/dump_traceback: all threads as faulthandler prints them
   /// An exception has ended the rank in its last operation, which the record calls retired for that.
   bool gave_up = false;
+  /// The stacks did not come in time, though the server answered what needs no GIL afterwards.
+  bool lacks_gil = false;
 };
 
 /// Returns the body of an HTTP/1.1 answer with status 200 and a Content-Length that is all there; else

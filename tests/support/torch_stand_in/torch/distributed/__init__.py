@@ -10,7 +10,8 @@ entries = []
 
 
 def fr_trace_json(request, response):
-    response.set_content(json.dumps({"version": "2.10", "entries": entries}, separators=(",", ":")), "application/json")
+    record = {"entries": entries, "version": "2.10"} if entries else {"version": "2.10"}
+    response.set_content(json.dumps(record, separators=(",", ":")), "application/json")
 
 
 c10d._register_handler("fr_trace_json", fr_trace_json)
