@@ -209,7 +209,7 @@ class Agent final : public WorkerEvents, public WorkerMessageEvents {
   Awaitable<> collect_evidence();
   void report_collectives();
   std::string take_worker_end(std::uint32_t local, const ExitStatus& status);
-  void report_last_collectives(std::uint32_t local, const std::string& record);
+  void report_last_collectives(std::uint32_t local, const std::string& end);
   void send_steps();
   std::uint32_t rank_of(std::uint32_t local) const { return core_.attempt().first_rank + local; }
 

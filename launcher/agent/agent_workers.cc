@@ -362,9 +362,10 @@ void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& stat
   if (worker_listener_) worker_listener_->forget(local);
 }
 
-/// Returns and removes what the hook has left of a worker that failed: an exception, a line feed, and
-/// PyTorch's record; a line feed alone for an abort of a worker with a server. Empty: nothing is known. It
-/// must be known before the end is reported, and the file is on a disk of this machine, which may hang.
+/// Returns and removes what the hook has left of a worker that failed: lines with the exception and PyTorch's
+/// record, and the frames in which it was raised; a line feed alone for an abort of a worker with a server.
+/// Empty: nothing is known. It must be known before the end is reported, and the file is on a disk of this
+/// machine, which may hang.
 std::string Agent::take_worker_end(std::uint32_t local, const ExitStatus& status) {
   const bool aborted = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGABRT;
   const bool failed = status.kind == ExitStatus::Kind::kExited && status.number != 0;
@@ -382,11 +383,13 @@ std::string Agent::take_worker_end(std::uint32_t local, const ExitStatus& status
   return end.value_or("");
 }
 
-/// `record`: PyTorch's JSON.
-void Agent::report_last_collectives(std::uint32_t local, const std::string& record) {
-  if (record.empty()) return;
+/// `end`: PyTorch's JSON in one line, and frames.
+void Agent::report_last_collectives(std::uint32_t local, const std::string& end) {
+  if (end.empty()) return;
   rendezvous::TorchAnswers answers;
-  answers.record = record;
+  const std::size_t line = std::min(end.find('\n'), end.size());
+  answers.record = end.substr(0, line);
+  answers.stacks = end.substr(line);
   answers.gave_up = true;
   rendezvous::FlightRecorderDump dump;
   dump.rank = static_cast<int>(rank_of(local));

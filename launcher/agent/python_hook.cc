@@ -51,10 +51,16 @@ def keep_end(path):
         error = getattr(sys, "last_value", None)  # of an exception that nobody has caught
         if error is None or os.getpid() != pid or not hasattr(c10d, "_dump_fr_trace_json"):
             return
+        frames, traceback = [], getattr(sys, "last_traceback", None)
+        while traceback is not None and len(frames) < 200:
+            code = traceback.tb_frame.f_code
+            frames.insert(0, '  File "%s", line %d in %s\n' % (code.co_filename, traceback.tb_lineno, code.co_name))
+            traceback = traceback.tb_next
         try:
             with open(path + ".end", "wb") as file:
                 file.write(" ".join(str(error).split())[:2000].encode("utf-8", "replace") + b"\n")
                 file.write(c10d._dump_fr_trace_json(True, False))
+                file.write(b"\n" + "".join(frames).encode("utf-8", "replace"))  # as faulthandler writes them
         except Exception:
             pass  # it ends anyway
 

@@ -202,8 +202,11 @@ void FailureLog::diagnose_collectives() {
   const bool aborted = cause.kind == Failure::Kind::kSignaled && cause.signal == SIGABRT;
   const bool gave_up =
       aborted || (cause.kind == Failure::Kind::kExited && waits_in_collective(collectives_, cause.rank));
-  const bool tells = cause.kind == Failure::Kind::kHung ||
-                     (gave_up && verdict.waited_for && verdict.named.count(cause.rank) == 0);
+  // What it has called itself explains it. So does, if it was aborted, where the others are: gloo aborts a
+  // rank that gets more bytes than it expects.
+  const bool tells =
+      cause.kind == Failure::Kind::kHung ||
+      (gave_up && verdict.waited_for && (aborted || verdict.differs || !verdict.named.contains(cause.rank)));
   if (!tells || collectives_.empty()) {
     if (end_.hang && end_.hang->kind == HangVerdict::Kind::kFailed) end_.hang.reset();
     return;

@@ -83,7 +83,44 @@ TEST_CASE("so do they where PyTorch's watchdog has aborted the rank, which leave
   CHECK(log.root_cause()->waited_for == "rank 2 has not started barrier 2 that rank 1 waits in");
 }
 
+TEST_CASE("an abort is explained by where the others are, and by what the rank has called itself") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.worker_failed({"gpu01", 0, 0}, exit_of(0, SIGABRT), {1s, 1s});
+  log.collectives(collectives_of(1, true, 3), 3);
+  log.collectives(collectives_of(2, true, 3), 3);
+  log.diagnose_collectives();
+  CHECK(log.root_cause()->waited_for == "rank 0 left no record; ranks 1-2 wait in barrier 2");
+  // An exception of its own in no collective needs none.
+  FailureLog other;
+  other.begin_attempt(0, 0s);
+  other.worker_failed({"gpu01", 0, 0}, exit_of(1), {1s, 1s});
+  other.collectives(collectives_of(1, true, 3), 3);
+  other.collectives(collectives_of(2, true, 3), 3);
+  other.diagnose_collectives();
+  CHECK(other.root_cause()->waited_for.empty());
+}
+
 using Verdict = HangVerdict;
+
+TEST_CASE("a verdict without a majority is weak") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    rendezvous::WorkerCollectives told = collectives_of(rank, true, 4);
+    const std::size_t last = told.log.rfind("barrier");
+    if (rank > 1) told.log.replace(last, 7, "reduce");
+    log.collectives(told, 4);
+  }
+  Verdict hung;
+  hung.kind = Verdict::Kind::kHung;
+  log.name_hang(hung);
+  CHECK(log.end().hang->confidence == Verdict::Confidence::kLow);
+  CHECK(log.end().hang->ranks == std::vector<int>{0, 1, 2, 3});
+  CHECK(log.end().hang->text ==
+        "ranks 2-3 called reduce 2 where ranks 0-1 called barrier 2; no majority tells which of them are "
+        "wrong");
+}
 
 Verdict by_processes(Verdict::Kind kind) {
   Verdict verdict;
