@@ -534,7 +534,7 @@ void NodeQueries::start(const rendezvous::Query& query, Leaders leaders) {
   options.deadline = Clock::now() + std::chrono::milliseconds(query.timeout_ms);
   running.inspection = std::make_unique<ProcessInspection>(
       executor_, std::move(options), [this, request = query.request](const rendezvous::Inspection& found) {
-        if (!found.last) answer(request, found.rank, found.text);
+        if (!found.text.empty()) answer(request, found.rank, found.text);
       });
   tasks_.start(run_inspection(this, query.request));
 }

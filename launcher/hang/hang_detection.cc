@@ -362,6 +362,8 @@ std::vector<std::size_t> HangInvestigation::begin(Purpose purpose, const std::se
   purpose_ = purpose;
   // The others of a rank that failed are stopped after this time at the latest.
   inspect_due_ = now + inspect_time(purpose) + (purpose == Purpose::kFailed ? Time(0) : Time(kInspectSlack));
+  verdict_due_.reset();
+  if (purpose == Purpose::kHang) verdict_due_ = now + kVerdictTime;
   cause_ = std::move(cause);
   last_activity_ = cause_.empty() ? detector_.last_activity() : now;
   quiet_for_ = cause_.empty() && detector_.all_quiet() ? now - last_activity_ : Time(0);
@@ -375,6 +377,7 @@ std::vector<std::size_t> HangInvestigation::begin(Purpose purpose, const std::se
       if (ended.count(rank) == 0) report_.expect(rank, nodes_[i].host);
     }
   }
+  facts_missing_ = asked_;
   return {asked_.begin(), asked_.end()};
 }
 
@@ -388,7 +391,9 @@ rendezvous::Inspect HangInvestigation::order(std::uint32_t attempt) const {
 void HangInvestigation::answer(std::size_t node, const rendezvous::Inspection& inspection) {
   DDP_REQUIRE(inspecting() && node < nodes_.size(), node, nodes_.size());
   if (inspection.last) {
-    asked_.erase(node);
+    forget(node);
+  } else if (inspection.only_stacks_follow) {
+    facts_missing_.erase(node);
   } else {
     report_.add(inspection.rank, nodes_[node].host, inspection.state);
     report_.add_stacks(inspection.rank, inspection.text);
@@ -410,7 +415,11 @@ HangVerdict HangInvestigation::conclude(const std::string& files, Time now) {
   // revoke shows which of them answer.
   hung_.clear();
   if (purpose_ == Purpose::kHang && behind.size() == 1) hung_ = behind;
+  return verdict(files);
+}
 
+HangVerdict HangInvestigation::verdict(const std::string& files) const {
+  const std::vector<std::uint32_t> behind = report_.behind();
   HangVerdict verdict;
   using Kind = HangVerdict::Kind;
   verdict.kind = purpose_ == Purpose::kHang     ? Kind::kHung

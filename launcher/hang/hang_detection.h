@@ -259,6 +259,8 @@ class HangInvestigation {
   static constexpr std::chrono::seconds kInspectSlack{1};
   /// Returns the time for the nodes to inspect their workers. For a hang py-spy and gdb take seconds each.
   static std::chrono::milliseconds inspect_time(Purpose purpose);
+  /// The verdict on a hang waits for other witnesses than debuggers, and at most for this time.
+  static constexpr std::chrono::seconds kVerdictTime{4};
 
   HangInvestigation() = default;  ///< never finds a hang
   /// Without limits it finds no hang, but can inspect.
@@ -269,15 +271,19 @@ class HangInvestigation {
   /// A rank of the node has ended: call it once for each.
   void rank_ended(std::size_t node, Time now) {
     detector_.rank_ended(node, now);
-    if (!detector_.has_ranks(node)) asked_.erase(node);  // its agent may have no worker to ask
+    if (!detector_.has_ranks(node)) forget(node);  // its agent may have no worker to ask
   }
   void node_gone(std::size_t node, Time now) {
     detector_.node_gone(node, now);
-    asked_.erase(node);
+    forget(node);
   }
 
-  /// When to call `check`; during an inspection, when it is over without the missing answers.
-  std::optional<Time> deadline() const { return inspect_due_ ? inspect_due_ : detector_.deadline(); }
+  /// When to call `check`; during an inspection, when `names_now` or `complete` holds without the missing
+  /// answers.
+  std::optional<Time> deadline() const {
+    if (!inspect_due_) return detector_.deadline();
+    return verdict_due_ ? verdict_due_ : inspect_due_;
+  }
   HangDetector::Finding check(Time now) { return detector_.check(now); }
 
   /// Starts the inspection. Returns the nodes with live workers; the caller sends `order` to each of them.
@@ -293,6 +299,15 @@ class HangInvestigation {
     return inspecting() && (purpose_ == Purpose::kHang || purpose_ == Purpose::kFailed);
   }
   void answer(std::size_t node, const rendezvous::Inspection& inspection);
+  /// Returns whether a verdict can be given, once, although stacks are still to come.
+  bool names_now(Time now) const {
+    return inspecting() && verdict_due_ && (facts_missing_.empty() || now >= *verdict_due_);
+  }
+  /// Returns the verdict as of now. It knows nothing of flight recorders. `files`: see HangVerdict.
+  HangVerdict name_now(const std::string& files) {
+    verdict_due_.reset();
+    return verdict(files);
+  }
   /// Returns whether the inspection is over: every asked node has answered completely or is lost, or its time
   /// is up.
   bool complete(Time now) const { return inspecting() && (asked_.empty() || now >= *inspect_due_); }
@@ -305,7 +320,7 @@ class HangInvestigation {
   Time last_activity() const { return last_activity_; }
   /// Returns when the hang was found, before the inspection.
   Time found_at() const { return last_activity_ + quiet_for_; }
-  /// Ends the inspection. The verdict knows nothing of flight recorders. `files`: see HangVerdict.
+  /// Ends the inspection. Returns the verdict, as name_now does.
   HangVerdict conclude(const std::string& files, Time now);
   /// Returns "the job hung: no worker printed anything or used CPU time for 60 s", then one line for each
   /// group of ranks that do the same, the place of the stacks, and a hint if there is one.
@@ -319,13 +334,21 @@ class HangInvestigation {
   const std::vector<std::uint32_t>& hung() const { return hung_; }
 
  private:
+  HangVerdict verdict(const std::string& files) const;
+  void forget(std::size_t node) {
+    asked_.erase(node);
+    facts_missing_.erase(node);
+  }
+
   std::vector<NodeShare> nodes_;
   HangDetector detector_;
   HangReport report_;
   Purpose purpose_ = Purpose::kAsked;
-  std::optional<Time> inspect_due_;  ///< set while the nodes inspect their workers
-  std::set<std::size_t> asked_;      ///< nodes whose answer is not complete
-  std::string cause_;                ///< of begin()
+  std::optional<Time> inspect_due_;      ///< set while the nodes inspect their workers
+  std::optional<Time> verdict_due_;      ///< set while name_now is to come
+  std::set<std::size_t> asked_;          ///< nodes whose answer is not complete
+  std::set<std::size_t> facts_missing_;  ///< those of them of which more than stacks is missing
+  std::string cause_;                    ///< of begin()
   Time quiet_for_{0};
   Time last_activity_{0};
   std::vector<std::uint32_t> hung_;

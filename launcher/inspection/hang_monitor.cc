@@ -271,7 +271,8 @@ void HangMonitor::inspect(const rendezvous::Inspect& request) {
           const std::size_t at = found.text.find(kRasFindings);
           wanted.text = at == std::string::npos ? "" : found.text.substr(at, found.text.find('\n', at) - at);
         }
-        if (found.last || !wanted.text.empty() || !found.state.empty()) report(std::move(wanted));
+        if (found.last || found.only_stacks_follow || !wanted.text.empty() || !found.state.empty())
+          report(std::move(wanted));
       });
   tasks_.start(run_inspection(this));
 }
@@ -279,7 +280,7 @@ void HangMonitor::inspect(const rendezvous::Inspect& request) {
 /// Adds the rank's step, if the rank reports steps.
 void HangMonitor::report(rendezvous::Inspection inspection) {
   const auto known = steps_.find(inspection.rank);
-  if (known != steps_.end() && !inspection.last) {
+  if (known != steps_.end() && !inspection.last && !inspection.only_stacks_follow) {
     inspection.steps = true;
     inspection.step = known->second.step;
     if (!inspection.state.empty()) {

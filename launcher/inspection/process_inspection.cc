@@ -300,11 +300,17 @@ Awaitable<> ProcessInspection::run() {
     attach_note_ = attach_note();
   }
   co_await sample_all();
+  tasks_.start(ask_nccl(this));
   co_await ask_servers();
   sort_by_rarity();
+  if (options_.debuggers && !waiting_.empty() && (!py_spy_.empty() || !gdb_.empty())) {
+    rendezvous::Inspection told;
+    told.attempt = options_.attempt;
+    told.only_stacks_follow = true;
+    if (!cancelled_) report_(told);
+  }
   for (std::size_t i = 0; options_.debuggers && i < std::min(kToolsAtOnce, waiting_.size()); ++i)
     tasks_.start(dump_some(this));
-  tasks_.start(ask_nccl(this));
   co_await tasks_.all_ends();
   rendezvous::Inspection last;
   last.attempt = options_.attempt;

@@ -75,7 +75,7 @@ class ProcessInspection {
   using ReportInspection = std::function<void(const rendezvous::Inspection&)>;
 
   /// `report` gets one Inspection with the state of each rank, then possibly more with text only, and finally
-  /// one with `last`.
+  /// one with `last`. Before the debuggers start it gets one with `only_stacks_follow`.
   ProcessInspection(asio::any_io_executor executor, Options options, ReportInspection report);
 
   /// Ends by the deadline, or a second later if a tool cannot be killed.

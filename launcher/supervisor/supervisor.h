@@ -224,6 +224,8 @@ class Supervisor {
   void survivors_gone(std::size_t node, std::uint32_t left, Time now);
   void check_attempt(Time now);
   void begin_inspection(HangInvestigation::Purpose purpose, Time now, std::string cause = {});
+  std::string hang_files() const;
+  void name_hang();
   void end_inspection(Time now);
   void job_continues(const std::string& reason, Time now);
   void answer_user();

@@ -214,7 +214,8 @@ void Supervisor::on(const job::WatchedLine& seen, Time now) {
 /// become ready, and a hang.
 void Supervisor::check_attempt(Time now) {
   if (hang_.inspecting()) {
-    if (hang_.complete(now)) end_inspection(now);
+    if (hang_.complete(now)) return end_inspection(now);
+    if (hang_.names_now(now)) name_hang();
     return;
   }
   if (const std::string notice = ranks_.take_notice(end().early, nodes_.world().world_size, now);
@@ -255,16 +256,29 @@ void Supervisor::begin_inspection(HangInvestigation::Purpose purpose, Time now, 
     out_.send(nodes_.node_of(participant), hang_.order(nodes_.attempt()));
 }
 
+std::string Supervisor::hang_files() const {
+  return spec_.job_dir + "/attempt_" + std::to_string(nodes_.attempt()) + "/hang_rank_*.txt";
+}
+
+/// Stacks take seconds, and rarely tell more.
+void Supervisor::name_hang() {
+  failures_.name_hang(hang_.name_now(hang_files()));
+  const HangVerdict& verdict = *end().hang;
+  answer_user();
+  record({.kind = Journal::kHangNamed, .reason = verdict.text, .hang = verdict});
+  out_.say("the job makes no progress: " + verdict.text + "; collecting stacks");
+}
+
 /// Makes the verdict, and does what the inspection was for.
 void Supervisor::end_inspection(Time now) {
   using Purpose = HangInvestigation::Purpose;
   const Purpose purpose = hang_.purpose();
-  const std::string files =
-      spec_.job_dir + "/attempt_" + std::to_string(nodes_.attempt()) + "/hang_rank_*.txt";
+  const std::string files = hang_files();
+  const bool named = !hang_.names_now(now) && purpose == Purpose::kHang;
   failures_.name_hang(hang_.conclude(files, now));
   const HangVerdict& verdict = *end().hang;
   answer_user();
-  if (purpose == Purpose::kStall || purpose == Purpose::kHang)
+  if (purpose == Purpose::kStall || (purpose == Purpose::kHang && !named))
     record({.kind = Journal::kHangNamed, .reason = verdict.text, .hang = verdict});
   switch (purpose) {
     case Purpose::kAsked:
@@ -332,7 +346,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::Inspection&
   const auto participant = nodes_[from.node].participant;
   if (message.attempt != nodes_.attempt() || state_ != State::kRunning || !hang_.inspecting() || !participant)
     return;
-  if (!message.last) {
+  if (!message.last && !message.only_stacks_follow) {
     if (!nodes_.runs(from.node, message.rank)) return;
     if (!message.text.empty()) out_.add(job::Dump{nodes_.attempt(), message.rank, message.text});
   }

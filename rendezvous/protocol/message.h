@@ -392,8 +392,8 @@ struct NodeSample {
   std::vector<GpuSample> gpus;
 };
 
-/// Answer to Inspect: for each running rank one with its state, possibly more with further text, then one
-/// with `last`.
+/// Answer to Inspect: for each running rank one with its state, possibly more with further text, and finally
+/// one with `last`. Before debuggers start, one with `only_stacks_follow`.
 struct Inspection {
   static constexpr std::uint8_t kType = 0x0F;
   std::uint32_t attempt = 0;
@@ -404,6 +404,7 @@ struct Inspection {
   bool steps = false;  ///< the rank reports its steps (docs/developers/worker_protocol.md); `step` of them
                        ///< are complete
   std::uint64_t step = 0;
+  bool only_stacks_follow = false;  ///< the node has told all of its ranks that a verdict rests on
 };
 
 /// Answer to Query: pieces of text of a rank, then one answer with `last`.

@@ -6,8 +6,10 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
@@ -221,6 +223,31 @@ class OneMachine(HangTest):
         self.assertNotIn("LD_PRELOAD", text)
         self.assertIn("(gdb: it did not end in time and was killed)\n", text)
 
+    def test_what_nccl_finds_is_one_more_witness(self):
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(listener.close)
+
+        def answer():
+            connection = listener.accept()[0]
+            with connection:
+                while not self.question.endswith(b"STATUS\n"):
+                    self.question += connection.recv(4096)
+                connection.sendall(b"SERVER PROTOCOL 2\nOK\nNCCL version 2.28.9\n\nErrors\n======\n\nWarnings\n========\n\n"
+                                   b"#0-0 (27a079b828ff1a75) MISMATCH\n  Communicator ranks have different collective operation counts\n")
+
+        self.question = b""
+        server = threading.Thread(target=answer, daemon=True)
+        server.start()
+        done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", "--env", f"NCCL_RAS_ADDR=localhost:{listener.getsockname()[1]}", "sleep", 1000,
+                            env=dict(self.env, PATH=self.path_without_debuggers()))
+        self.assert_code(done, HUNG)
+        self.assertEqual(self.question, b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n")
+        hang = json.loads((self.job_dir / "report.json").read_text())["hang"]
+        self.assertEqual([one["text"] for one in hang["witnesses"] if one["source"] == "NCCL RAS"],
+                         ["#0-0 (27a079b828ff1a75) MISMATCH; Communicator ranks have different collective operation counts"])
+        self.assertEqual((hang["confidence"], hang["ranks"]), ("low", []))  # NCCL alone names nobody
+        self.assertIn("NCCL version 2.28.9\n", self.hang_text(0))
+
     def test_a_hang_of_a_worker_below_a_shell_is_found(self):
         script = self.script("worker.sh", "#!/bin/sh\npython3 -S -c 'import select; select.poll().poll()'\necho late\n")
         done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", script)
@@ -303,6 +330,40 @@ class PyTorchWorkers(HangTest):
         self.assertEqual(self.verdict("python3", script, "lock"),
                          wait + f'waiting for a lock, at train.py:{line["""    if kind == "lock": threading.Event().wait()"""]}')
 
+    def test_a_rank_that_has_called_nothing_yet_is_named(self):
+        script = self.script("train.py", """
+import os, time
+import torch.distributed as dist
+def all_reduce(): time.sleep(1000)
+if os.environ["RANK"] == "2": time.sleep(1000)
+dist.record("all_reduce", 1, False)
+all_reduce()
+""")
+        self.assertEqual(self.verdict("python3", script),
+                         "rank 2 has not started all_reduce 1 (32 B) that ranks 0-1 wait in for N s; rank 2 is at train.py:5")
+
+    def test_the_verdict_waits_for_no_debugger(self):
+        tools = self.dir / "venv"
+        tools.mkdir()
+        told = self.dir / "told"
+        (tools / "gdb").write_text(f"#!/bin/sh\nwhile [ ! -e {told} ]; do sleep 0.1; done\necho after the verdict\n")
+        (tools / "gdb").chmod(0o755)
+        self.env["PATH"] = f"{tools}:{self.env['PATH']}"
+        verdict = self.verdict("--on", f"hang=cat > {told}.new; mv {told}.new {told}", "python3", self.script("train.py", COLLECTIVES), "sleep")
+        self.assertRegex(verdict, "^rank 2 has not started all_reduce 6 ")
+        self.assertRegex(self.done.err, r"\nddplaunch: the job makes no progress: rank 2 has not started all_reduce 6 [^\n]*; collecting stacks\n")
+        self.assertIn("\nafter the verdict\n", self.hang_text(2))
+        self.assertEqual(json.loads(told.read_text())["hang"]["ranks"], [2])
+
+    def test_an_aborted_rank_is_told_with_the_collective_of_the_others(self):
+        # As where gloo gets more bytes than it expects.
+        text = COLLECTIVES.replace('if kind == "other"', 'if kind == "abort": time.sleep(1); os.abort()\n    if kind == "other"').replace(
+            "    if sequence == 6: time.sleep(1000)", "    if sequence == 6:\n        time.sleep(2)\n        dist.entries[-1]['retired'] = True\n"
+            "        raise RuntimeError('[gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:1')")
+        done = self.run_job("--nproc-per-node", 3, "python3", self.script("train.py", text), "abort")
+        self.assertRegex(done.err, r"  root cause: rank 2 (.|\n)*\n  collectives: rank 2 left no record; ranks? [01]\S* waits? in all_reduce 6 \(32 B\)"
+                                   r"[^\n]*; ranks? [01]\S* (is|are) at train\.py:\d+ in all_reduce\n")
+
     def test_another_operation_or_size_is_named(self):
         script = self.script("train.py", COLLECTIVES)
         self.assertRegex(self.verdict("python3", script, "other"),
@@ -316,14 +377,15 @@ class PyTorchWorkers(HangTest):
         wait = "; ranks 0-1 wait in all_reduce 6 (32 B) for N s"
         self.assertEqual(self.verdict("python3", script, "stop"),
                          f"rank 2 left no record{wait}; rank 2 is stopped by a signal")
-        self.assertEqual(self.verdict("python3", script, "end"), f"rank 2 has ended{wait}")
+        self.assertRegex(self.verdict("python3", script, "end"), rf"^rank 2 has ended{re.escape(wait)}; ranks 0-1 are at train\.py:\d+ in all_reduce$")
 
     def test_a_server_that_answers_badly_harms_nothing(self):
         script = self.script("train.py", HOSTILE)
+        last = len(HOSTILE.splitlines())
         for kind in ("garbage", "closes", "silent", "flood", "deep"):
             with self.subTest(kind):
                 self.assertEqual(self.verdict("python3", script, kind, ranks=2),
-                                 "rank 1 left no record; rank 0 waits in all_reduce 1 (32 B) for N s")
+                                 f"rank 1 left no record; rank 0 waits in all_reduce 1 (32 B) for N s; rank 0 is at train.py:{last}")
                 self.assertLess(self.done.seconds, 25)
 
     def verb(self, *args):
@@ -464,6 +526,31 @@ class NewPyTorchWorkers(HangTest):
                 self.assertIn(re.sub(r"for \d+\.\d s", "for N s", said.group(1)),
                               [f"{verdict}{place}" for place in places] or [verdict])
 
+
+    def test_a_rank_that_comes_to_no_collective_is_named(self):
+        text = REAL_COLLECTIVES.replace('dist.init_process_group("gloo")', """
+if kind == "join" and os.environ["RANK"] == "2": time.sleep(1000)
+dist.init_process_group("gloo")
+if kind == "first" and os.environ["RANK"] == "2": time.sleep(1000)
+dist.all_reduce(torch.ones(8))
+""")
+        script = self.script("train.py", text)
+        for kind, what in (("join", "init_process_group that ranks 0-1 wait in"), ("first", "all_reduce 1 (32 B) that ranks 0-1 wait in for N s")):
+            with self.subTest(kind):
+                done = self.run_job("--nproc-per-node", 3, "--hang-timeout", "8s", NEW_PYTORCH[-1], script, kind, timeout=120,
+                                    env=dict(self.env, PATH=self.path_without_debuggers()))
+                self.assert_code(done, HUNG)
+                line = next(number for number, text in enumerate(script.read_text().splitlines(), 1) if f'kind == "{kind}"' in text)
+                said = re.search(r"\n  collectives: ([^\n]*)\n", done.err)
+                self.assertIsNotNone(said, repr(done))
+                self.assertEqual(re.sub(r"for \d+\.\d s", "for N s", said.group(1)),
+                                 f"rank 2 has not started {what}; rank 2 is at train.py:{line}")
+
+    def test_sizes_for_which_gloo_aborts_are_told(self):
+        # Which rank gloo aborts is open. It leaves no record.
+        script = self.script("train.py", REAL_COLLECTIVES.replace("    dist.all_reduce(x)\n", "    dist.all_reduce(x if step < 5 or rank != 2 else x[:4])\n"))
+        done = self.run_job("--nproc-per-node", 3, NEW_PYTORCH[-1], script, "none", timeout=120)
+        self.assertRegex(done.err, r"\n  collectives: [^\n]*all_reduce 6 \((32|16) B\)[^\n]* at train\.py:\d+\n")
 
     def test_the_time_out_of_a_collective_names_the_rank_that_did_not_come(self):
         text = REAL_COLLECTIVES.replace('init_process_group("gloo")', 'init_process_group("gloo", timeout=__import__("datetime").timedelta(seconds=3))')

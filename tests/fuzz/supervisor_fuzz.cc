@@ -187,6 +187,7 @@ class FuzzedJob {
     inspection.attempt = attempt;
     inspection.rank = rank;
     inspection.last = bytes_.below(2) == 0;
+    inspection.only_stacks_follow = bytes_.below(4) == 0;
     inspection.state = "sleeping";
     WorkerExited exited;
     exited.attempt = attempt;

@@ -439,6 +439,11 @@ TEST_CASE("hang investigation: nodes with live workers are asked, and the answer
   CHECK_FALSE(hang.inspecting());
   CHECK(hang.begin(Purpose::kHang, {}, 162s) == Nodes{0, 1});
   CHECK(hang.inspecting());
+  CHECK(*hang.deadline() == 162s + HangInvestigation::kVerdictTime);
+  CHECK_FALSE(hang.names_now(*hang.deadline() - 1ns));
+  CHECK(hang.names_now(*hang.deadline()));
+  hang.name_now("f");
+  CHECK_FALSE(hang.names_now(170s));
   CHECK(*hang.deadline() == 162s + 15s);
   hang.answer(0, state_of(0, "sleeping in poll"));
   hang.answer(0, state_of(1, "sleeping in poll"));

@@ -308,6 +308,11 @@ class SupervisorStage : public test::Stage {
       inspection.step = number(3);
       inspection.state = quoted_text(line);
       give_message(number(1), inspection);
+    } else if (verb == "only-stacks-follow") {  // node
+      rendezvous::Inspection facts;
+      facts.attempt = attempt_;
+      facts.only_stacks_follow = true;
+      give_message(number(1), facts);
     } else if (verb == "inspected") {  // node
       rendezvous::Inspection last;
       last.attempt = attempt_;
