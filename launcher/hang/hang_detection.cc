@@ -83,6 +83,7 @@ bool ActivityTracker::fill_io(Meter& meter, const ProcessTime& process, Time now
 
 bool ActivityTracker::add_sample(std::span<const ProcessTime> processes, bool whole, Time now) {
   std::vector<pid_t> at_work;
+  in_doubt_.clear();
   std::set<pid_t> found;
   bool traced = false;
   const std::uint64_t newest = newest_;
@@ -108,7 +109,7 @@ bool ActivityTracker::add_sample(std::span<const ProcessTime> processes, bool wh
     if (whole) newest_ = std::max(newest_, process.started);
     const bool computes = fill(meter->second, process, now);
     const bool moves = fill_io(meter->second, process, now);
-    if ((computes || moves) && !process.waits) at_work.push_back(process.pid);
+    if (computes || moves) (process.waits ? in_doubt_ : at_work).push_back(process.pid);
     traced = traced || process.traced;
   }
   if (whole) {

@@ -28,7 +28,8 @@ struct ProcessTime {
   std::chrono::nanoseconds cpu{0};  ///< used since its start, by it and by its children that have ended
   bool traced = false;              ///< a debugger has stopped it at the moment
   bool leader = false;              ///< a live worker: nobody has reaped it, so its pid is no stranger's
-  /// It belongs to a rank that waits in a collective: what it does is no progress, since such ranks may spin.
+  /// It belongs to a rank that waited in a collective when its recorder was last read. What it does may be
+  /// no progress, since such ranks may spin, or it has gone on since.
   bool waits = false;
   std::optional<std::uint64_t> io =
       {};  ///< bytes that it has read and written since its start; unset: not read
@@ -66,6 +67,9 @@ class ActivityTracker {
   /// Returns true if one of the processes was active since the last sample. A sample that is not `whole`
   /// counts only leaders and processes of the last whole one: another pid may be a stranger's by now.
   bool add_sample(std::span<const ProcessTime> processes, bool whole, Time now);
+  /// Processes with `waits` that were at work in the last sample. The caller finds out whether they spin, and
+  /// calls `record_activity` if not.
+  const std::vector<pid_t>& in_doubt() const { return in_doubt_; }
   /// Finding the trees reads every process of the machine. Therefore a quarter of the timeout lies between
   /// two whole samples, a minute at most.
   bool whole_due(Time now) const;
@@ -81,6 +85,8 @@ class ActivityTracker {
   /// Returns the state for the master if it has changed. Quiet is reported after half of the timeout, so that
   /// a short pause of the job causes no traffic.
   std::optional<QuietChange> poll_change(Time now);
+  /// Returns whether poll_change will report that the workers are quiet.
+  bool turns_quiet(Time now) const { return !reported_quiet_ && now - last_activity_ >= timeout_ / 2; }
 
   Time last_activity() const { return last_activity_; }
 
@@ -108,6 +114,7 @@ class ActivityTracker {
   std::map<pid_t, Meter> meters_;  ///< of the leaders and the processes of the last whole sample
   std::uint64_t newest_ = 0;       ///< the latest ProcessTime::started of that sample
   std::vector<pid_t> pacemakers_;
+  std::vector<pid_t> in_doubt_;
   bool reported_quiet_ = false;
 };
 

@@ -26,6 +26,8 @@ constexpr std::chrono::seconds kVerdictTime{3};
 /// An answer costs the worker CPU time, which must not look like its work.
 constexpr std::chrono::seconds kShortestBetweenLooks{5};
 constexpr std::chrono::seconds kLongestBetweenLooks{60};
+/// The time of a server to answer a look. Without an answer a rank does not count as waiting.
+constexpr std::chrono::seconds kLookTime{2};
 /// Unfinished operations of a group that are compared between two looks.
 constexpr std::size_t kOperations = 8;
 
@@ -101,8 +103,9 @@ void HangMonitor::begin(std::uint32_t attempt, std::uint32_t world_size,
   known_.clear();
   looks_.clear();
   waiting_.clear();
+  doubts_.clear();
   last_word_ = last_look_ = steady_now();
-  servers_ = std::make_unique<BlockingCalls>(executor_, 1);
+  servers_ = std::make_unique<BlockingCalls>(executor_, kServersAtOnce);
   stopped_ = false;
   attempt_ = attempt;
   world_size_ = world_size;
@@ -144,37 +147,51 @@ bool HangMonitor::look_due() const {
          now - last_look_ >= std::clamp<nanoseconds>(quarter, kShortestBetweenLooks, kLongestBetweenLooks);
 }
 
-/// A rank that waits in a collective may spin there, or sleep. A collective that starts or ends is progress.
 Awaitable<> HangMonitor::look_at_collectives(HangMonitor* self) {
-  self->looking_ = true;
   const std::uint32_t attempt = self->attempt_;
-  const nanoseconds waited = self->timeout_ / 4;
-  std::set<std::uint32_t> waiting;
-  const InspectedWorkers leaders = self->leaders_;  // workers may end meanwhile
-  for (const auto& [rank, leader] : leaders) {
-    if (leader.server.empty()) continue;
-    const auto until = ProcessInspection::Clock::now() + kServerTime;
-    rendezvous::FlightRecorderDump dump;
-    dump.rank = static_cast<int>(rank);
-    dump.world_size = static_cast<int>(self->world_size_);
-    dump.taken = nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
-    std::function<Result<rendezvous::FlightRecorderDump>()> ask = [path = leader.server, dump, until] {
-      const auto read =
-          read_torch_answers(ask_worker_server(path, ServerQuestion::kRecord, until), dump, 1, kOperations);
-      return Result<rendezvous::FlightRecorderDump>(read.value_or(rendezvous::FlightRecorderDump()));
-    };
-    const auto answer = co_await self->servers_->run(std::move(ask), until);
-    if (self->stopped_ || self->attempt_ != attempt) break;
-    if (!answer || answer->groups.empty()) continue;
+  self->looking_ = true;
+  co_await look_at(self, self->leaders_);
+  self->last_look_ = steady_now();
+  self->looking_ = false;
+  if (!self->stopped_ && self->attempt_ == attempt) self->send_change();
+}
+
+Awaitable<> HangMonitor::look_at(HangMonitor* self, InspectedWorkers ranks) {
+  TaskGroup asked(self->executor_);
+  for (const auto& [rank, worker] : ranks)
+    if (!worker.server.empty()) asked.start(look_at_rank(self, rank, worker.server));
+  co_await asked.all_ends();
+}
+
+/// A rank that waits in a collective may spin there, or sleep. A collective that starts or ends is progress.
+Awaitable<> HangMonitor::look_at_rank(HangMonitor* self, std::uint32_t rank, std::string server) {
+  const std::uint32_t attempt = self->attempt_;
+  const nanoseconds began = steady_now();
+  const auto until = ProcessInspection::Clock::now() + kLookTime;
+  rendezvous::FlightRecorderDump dump;
+  dump.rank = static_cast<int>(rank);
+  dump.world_size = static_cast<int>(self->world_size_);
+  dump.taken = nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  std::function<Result<rendezvous::FlightRecorderDump>()> ask = [path = std::move(server), dump, until] {
+    const auto read =
+        read_torch_answers(ask_worker_server(path, ServerQuestion::kRecord, until), dump, 1, kOperations);
+    return Result<rendezvous::FlightRecorderDump>(read.value_or(rendezvous::FlightRecorderDump()));
+  };
+  const auto answer = co_await self->servers_->run(std::move(ask), until);
+  if (self->stopped_ || self->attempt_ != attempt || !self->leaders_.contains(rank)) co_return;
+  if (answer && !answer->groups.empty()) {
     std::string state = state_text(*answer);
     const auto last = self->looks_.find(rank);
     if (last != self->looks_.end() && last->second != state) self->tracker_.record_activity(steady_now());
     self->looks_[rank] = std::move(state);
-    if (waits_for(*answer, waited)) waiting.insert(rank);
   }
-  self->waiting_ = std::move(waiting);
-  self->last_look_ = steady_now();
-  self->looking_ = false;
+  const bool waits = answer && waits_for(*answer, self->timeout_ / 4);
+  self->waiting_.erase(rank);
+  if (waits) self->waiting_.insert(rank);
+  const auto doubt = self->doubts_.find(rank);
+  if (doubt == self->doubts_.end() || (waits && doubt->second > began)) co_return;
+  if (!waits) self->tracker_.record_activity(doubt->second);
+  self->doubts_.erase(doubt);
 }
 
 void HangMonitor::sample() {
@@ -197,7 +214,13 @@ bool HangMonitor::sees_work() {
   return !all_step() && (sample_some() || sample_processes(known_, false, true) || sample_trees());
 }
 
+/// A look ends with send_change.
 void HangMonitor::report_changes() {
+  if (doubts_.empty() || !tracker_.turns_quiet(steady_now())) return send_change();
+  if (!looking_) tasks_.start(look_at_collectives(this));
+}
+
+void HangMonitor::send_change() {
   const auto change = tracker_.poll_change(steady_now());
   if (!change) return;
   send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count()),
@@ -225,7 +248,16 @@ bool HangMonitor::sample_processes(const RanksOfProcesses& processes, bool whole
     add(pid, rank, false);
   for (const auto& [rank, leader] : leaders_)
     add(leader.pid, rank, true);
-  return tracker_.add_sample(times, whole, steady_now());
+  const bool active = tracker_.add_sample(times, whole, steady_now());
+  for (const pid_t pid : tracker_.in_doubt()) {
+    const auto child = processes.find(pid);
+    const auto leader = std::ranges::find(leaders_, pid, [](const auto& entry) { return entry.second.pid; });
+    if (child != processes.end())
+      doubts_[child->second] = steady_now();
+    else if (leader != leaders_.end())
+      doubts_[leader->first] = steady_now();
+  }
+  return active;
 }
 
 bool HangMonitor::sample_trees() {
@@ -241,23 +273,44 @@ bool HangMonitor::sample_trees() {
 }
 
 void HangMonitor::inspect(const rendezvous::Inspect& request) {
-  if (stopped_ || inspection_ || request.attempt != attempt_) return;
-  if (request.unless_active && sees_work()) {  // check before debuggers stop the workers
-    tracker_.record_activity(steady_now());
-    report_changes();
+  if (!stopped_ && !inspection_) tasks_.start(start_inspection(this, request));
+}
+
+Awaitable<> HangMonitor::start_inspection(HangMonitor* self, rendezvous::Inspect request) {
+  const auto deadline = ProcessInspection::Clock::now() + milliseconds(request.timeout_ms);
+  bool active = false;
+  if (request.unless_active) {  // check before debuggers stop the workers
+    const nanoseconds before = self->tracker_.last_activity();
+    active = self->sees_work();
+    InspectedWorkers waiting = self->leaders_;
+    std::erase_if(waiting, [self](const auto& entry) { return !self->waiting_.contains(entry.first); });
+    if (!active) co_await look_at(self, std::move(waiting));
+    active = active || self->tracker_.last_activity() > before;
+  }
+  if (self->stopped_ || self->inspection_ || request.attempt != self->attempt_) co_return;
+  if (active) {
+    self->tracker_.record_activity(steady_now());
+    self->send_change();
     // Without any rank: the node has answered, and the Quiet message before it ends the master's inspection.
     rendezvous::Inspection nothing;
-    nothing.attempt = attempt_;
+    nothing.attempt = self->attempt_;
     nothing.last = true;
-    send_(nothing);
-    return;
+    self->send_(nothing);
+    co_return;
   }
+  self->make_inspection(request, deadline);
+  co_await self->inspection_->run();
+  self->inspection_.reset();
+}
+
+void HangMonitor::make_inspection(const rendezvous::Inspect& request,
+                                  ProcessInspection::Clock::time_point deadline) {
   ProcessInspection::Options options;
   options.attempt = attempt_;
   options.leaders = leaders_;
   options.worker_path = worker_path_;
   options.ras_address = ras_address_;
-  options.deadline = ProcessInspection::Clock::now() + milliseconds(request.timeout_ms);
+  options.deadline = deadline;
   options.world_size = world_size_;
   options.debuggers = request.debuggers;
   options.send_collectives = [this](const rendezvous::WorkerCollectives& found) { send_(found); };
@@ -274,7 +327,6 @@ void HangMonitor::inspect(const rendezvous::Inspect& request) {
         if (found.last || found.only_stacks_follow || !wanted.text.empty() || !found.state.empty())
           report(std::move(wanted));
       });
-  tasks_.start(run_inspection(this));
 }
 
 /// Adds the rank's step, if the rank reports steps.
@@ -289,11 +341,6 @@ void HangMonitor::report(rendezvous::Inspection inspection) {
     }
   }
   send_(inspection);
-}
-
-Awaitable<> HangMonitor::run_inspection(HangMonitor* self) {
-  co_await self->inspection_->run();
-  self->inspection_.reset();
 }
 
 void HangMonitor::stop() {

@@ -41,6 +41,8 @@ class HangMonitor {
   void worker_ended(std::uint32_t rank) {
     leaders_.erase(rank);
     steps_.erase(rank);
+    waiting_.erase(rank);
+    doubts_.erase(rank);
   }
   /// Records that the rank reports its steps (docs/developers/worker_protocol.md). If all ranks of the node
   /// do, CPU time does not count as activity, because ranks that wait for each other may spin.
@@ -58,12 +60,16 @@ class HangMonitor {
 
  private:
   static Awaitable<> watch_workers(HangMonitor* self);
-  static Awaitable<> run_inspection(HangMonitor* self);
+  static Awaitable<> start_inspection(HangMonitor* self, rendezvous::Inspect request);
+  void make_inspection(const rendezvous::Inspect& request, ProcessInspection::Clock::time_point deadline);
   void sample();
   void report_changes();
+  void send_change();
   bool all_step() const { return !leaders_.empty() && steps_.size() == leaders_.size(); }
   bool look_due() const;
   static Awaitable<> look_at_collectives(HangMonitor* self);
+  static Awaitable<> look_at(HangMonitor* self, InspectedWorkers ranks);
+  static Awaitable<> look_at_rank(HangMonitor* self, std::uint32_t rank, std::string server);
   bool sees_work();
   void report(rendezvous::Inspection inspection);
   bool sample_some();
@@ -89,7 +95,10 @@ class HangMonitor {
   std::chrono::nanoseconds last_word_{0};       ///< of the workers: output or a step
   std::chrono::nanoseconds last_look_{0};       ///< at their collectives
   std::map<std::uint32_t, std::string> looks_;  ///< what each rank's recorder told last, as text
-  std::set<std::uint32_t> waiting_;             ///< ranks that wait in a collective since the last look
+  std::set<std::uint32_t> waiting_;             ///< ranks that waited in a collective at their last look
+  /// When a rank of waiting_ was last seen at work after that look: it spins, or has gone on. The next look
+  /// tells; no decision is made before.
+  std::map<std::uint32_t, std::chrono::nanoseconds> doubts_;
   bool looking_ = false;
   std::string worker_path_;
   std::string ras_address_;

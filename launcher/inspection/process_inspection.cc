@@ -248,8 +248,6 @@ constexpr milliseconds kWorthwhile{500};
 /// gdb reads the symbols of every library, which takes gigabytes for a CUDA build of PyTorch.
 constexpr std::size_t kToolsAtOnce = 2;
 constexpr seconds kRasTime{2};
-/// As many that do not answer leave time for no other.
-constexpr int kServersAtOnce = 16;
 constexpr milliseconds kForLast{300};  ///< reserved before the deadline for the last message
 
 std::string own_path() {

@@ -11,6 +11,8 @@ namespace ddp::launcher {
 
 /// The time that a server gets.
 inline constexpr std::chrono::seconds kServerTime{3};
+/// As many that do not answer leave time for no other.
+inline constexpr int kServersAtOnce = 16;
 
 enum class ServerQuestion : std::uint8_t { kAll, kStacks, kRecord };
 

@@ -1,15 +1,21 @@
 // The inspection of hanging workers: real processes, tools that misbehave, and a fake NCCL RAS thread.
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <optional>
 #include <set>
 #include <string>
@@ -313,6 +319,100 @@ TEST_CASE("a node says whether all its quiet workers report steps") {
   loop.run();
   kill(child, SIGKILL);
   CHECK(waitpid(child, nullptr, 0) == child);
+}
+
+class Directory {
+ public:
+  Directory() { REQUIRE(mkdtemp(path_.data()) != nullptr); }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = "/tmp/inspection_test.XXXXXX";
+};
+
+/// A worker's server whose recorder shows one operation, started long ago.
+class FakeServer {
+ public:
+  explicit FakeServer(const std::string& path) : listener_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+    unlink(path.c_str());
+    REQUIRE(bind(listener_, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    REQUIRE(listen(listener_, 8) == 0);
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~FakeServer() {
+    shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    close(listener_);
+  }
+  FakeServer(const FakeServer&) = delete;
+  void finish() { finished_ = true; }
+
+ private:
+  void serve() {
+    for (;;) {
+      const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      if (fd < 0) return;
+      char question[512];
+      (void)!read(fd, question, sizeof question);
+      const std::string body =
+          R"({"version":"2.10","entries":[{"collective_seq_id":1,"is_p2p":false,"process_group":["0","default_pg"],)"
+          R"("profiling_name":"gloo:all_reduce","time_created_ns":1,"retired":)" +
+          std::string(finished_ ? "true" : "false") + "}]}";
+      const std::string answer =
+          "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+      (void)!write(fd, answer.data(), answer.size());
+      close(fd);
+    }
+  }
+  int listener_;
+  std::atomic<bool> finished_ = false;
+  std::thread thread_;
+};
+
+TEST_CASE("a rank that has left its collective is active, whatever its recorder told before") {
+  const auto spin = [](int ready) {
+    (void)!write(ready, "x", 1);
+    for (;;) {
+    }
+  };
+  const Child child(spin);
+  const Directory directory;
+  const std::string path = directory.path() + "/server";
+  FakeServer server(path);
+  asio::io_context loop(1);
+  std::vector<rendezvous::Message> sent;
+  HangMonitor monitor(
+      loop.get_executor(), [&](const rendezvous::Message& message) { sent.push_back(message); },
+      [] { return false; });
+  monitor.set_timeout(2s);
+  monitor.begin(0, 1, {});
+  monitor.worker_started(0, {child.pid(), path});
+  const auto wait_for = [&](std::size_t count) {
+    const Clock::time_point end = Clock::now() + 60s;
+    while (sent.size() < count && Clock::now() < end)
+      loop.run_one_for(1s);
+    REQUIRE(sent.size() >= count);
+  };
+  wait_for(1);  // it spins in the collective
+  CHECK(std::get<rendezvous::Quiet>(sent[0]).quiet);
+  server.finish();
+  sent.clear();
+  rendezvous::Inspect request;
+  request.timeout_ms = 5'000;
+  request.unless_active = true;
+  monitor.inspect(request);
+  wait_for(2);
+  REQUIRE(std::holds_alternative<rendezvous::Quiet>(sent[0]));
+  CHECK_FALSE(std::get<rendezvous::Quiet>(sent[0]).quiet);
+  REQUIRE(std::holds_alternative<rendezvous::Inspection>(sent[1]));
+  CHECK(std::get<rendezvous::Inspection>(sent[1]).last);
+  monitor.stop();
+  asio::co_spawn(loop, monitor.idle(), asio::detached);
+  loop.run();
 }
 
 TEST_CASE("NCCL is asked in its own protocol") {
