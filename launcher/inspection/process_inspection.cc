@@ -272,6 +272,11 @@ bool is_python(pid_t pid) {
                          std::string_view::npos;
 }
 
+bool is_stopped(pid_t pid) {
+  const auto info = read_process(pid);
+  return info && info->state == 'T';
+}
+
 /// Yama lets debuggers attach only to their own children (1), requires a capability (2), or forbids it (3).
 std::string attach_note() {
   std::ifstream file("/proc/sys/kernel/yama/ptrace_scope");
@@ -452,7 +457,13 @@ Awaitable<> ProcessInspection::run_one(Subject subject, std::string tool, std::v
   // Use nothing of the job's environment: no LD_PRELOAD, no job mark, no server for debug information.
   spec.env = {"PATH=" + own_path(), "LANG=C.UTF-8", "HOME=/nonexistent", "TERM=dumb"};
   spec.cwd = "/";
+  const UniqueFd process = open_process(subject.pid);
+  const bool was_stopped = is_stopped(subject.pid);
   const ToolOutput output = co_await run_tool(std::move(spec), until, kToolText, &pids_);
+  // A debugger attaches by SIGSTOP. If it dies before it lets go of the process, that signal takes effect.
+  // SIGCONT also removes one that is still pending.
+  if (process && !was_stopped && (!output.success() || is_stopped(subject.pid)))
+    (void)signal_process(process.get(), subject.pid, SIGCONT);
   std::string text = "== " + tool + ", pid " + std::to_string(subject.pid) + "\n" + output.text;
   if (!text.ends_with('\n')) text += '\n';
   if (!output.success()) {

@@ -415,6 +415,39 @@ TEST_CASE("a rank that has left its collective is active, whatever its recorder 
   loop.run();
 }
 
+TEST_CASE("a debugger that dies in the middle leaves the worker running") {
+  const Child child([](int ready) {
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+    (void)!write(ready, "x", 1);
+    for (;;)
+      pause();
+  });
+  const Directory directory;
+  const std::string gdb = directory.path() + "/gdb";
+  std::ofstream(gdb)
+      << "#!/usr/bin/python3 -S\n"
+         "import ctypes, os, sys\n"
+         "pid = int(sys.argv[sys.argv.index('-p') + 1])\n"
+         "attach = 16\n"
+         "if ctypes.CDLL(None).ptrace(attach, pid, 0, 0) != 0: print('not attached', flush=True)\n"
+         "os.kill(os.getpid(), 9)\n";
+  REQUIRE(chmod(gdb.c_str(), 0755) == 0);
+  asio::io_context loop(1);
+  std::string text;
+  ProcessInspection::Options options;
+  options.leaders = {{0, {child.pid(), ""}}};
+  options.worker_path = directory.path();
+  options.deadline = Clock::now() + 20s;
+  ProcessInspection inspection(loop.get_executor(), std::move(options),
+                               [&text](const rendezvous::Inspection& found) { text += found.text; });
+  asio::co_spawn(loop, inspection.run(), asio::detached);
+  loop.run();
+  INFO(text);
+  if (text.find("not attached") != std::string::npos) return;  // no process may be traced here
+  CHECK(text.find("(gdb: it was killed by SIGKILL)") != std::string::npos);
+  CHECK(child.snapshot("sleeping in pause").state == "sleeping in pause");
+}
+
 TEST_CASE("NCCL is asked in its own protocol") {
   std::string question;
   CHECK(asked("SERVER PROTOCOL 2\nOK\nNCCL version 2.28.9\nrank 3 is behind\n", true, &question) ==
