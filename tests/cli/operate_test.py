@@ -365,6 +365,11 @@ class Verbs(VerbTest):
                              (113, "", f"ddplaunch: the ddplaunch of job {self.job} is itself stopped (SIGSTOP), and answers nobody; "
                                        f"kill -CONT {process.pid} lets it go on\n"))
         process.send_signal(signal.SIGCONT)
+        # It is stopped while it answers.
+        done = self.verb("exec", "--timeout", "1s", "--", "kill", "-STOP", process.pid)
+        self.assertEqual(done.code, 113)
+        self.assertIn("is itself stopped (SIGSTOP)", done.err)
+        process.send_signal(signal.SIGCONT)
         self.assert_code(self.verb("stop"), 0)
 
     def test_a_verb_whose_output_is_closed_fails(self):

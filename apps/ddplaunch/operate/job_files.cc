@@ -163,14 +163,20 @@ std::vector<std::string> JournalTail::new_lines() {
 Result<std::string> ask_running_job(const launcher::JobEntry& job, const std::string& method,
                                     const std::string& target, std::chrono::milliseconds time,
                                     const std::string& body) {
-  const auto process = launcher::read_process(static_cast<pid_t>(job.pid));
-  if (process && process->state == 'T')
+  const auto is_stopped = [&job] {
+    const auto process = launcher::read_process(static_cast<pid_t>(job.pid));
+    return process && process->state == 'T';
+  };
+  const auto stopped = [&job] {
     return Error{ErrorCode::kLinkLost, "the ddplaunch of job " + job.job +
                                            " is itself stopped (SIGSTOP), and answers nobody; kill -CONT " +
                                            std::to_string(job.pid) + " lets it go on"};
+  };
+  if (is_stopped()) return stopped();
   auto answer = launcher::ask_job(job.socket, method, target, time, body);
-  if (!answer) return within("job " + job.job, answer.error());
-  return answer;
+  if (answer) return answer;
+  if (is_stopped()) return stopped();  // meanwhile
+  return within("job " + job.job, answer.error());
 }
 
 std::string event_text(const std::string& line) {
