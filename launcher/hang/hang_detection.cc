@@ -132,7 +132,7 @@ bool ActivityTracker::whole_due(Time now) const {
 }
 
 std::optional<ActivityTracker::QuietChange> ActivityTracker::poll_change(Time now) {
-  const bool quiet = now - last_activity_ >= timeout_ / 2;
+  const bool quiet = is_quiet(now);
   if (quiet == reported_quiet_) return std::nullopt;
   reported_quiet_ = quiet;
   return QuietChange{quiet, quiet ? last_activity_ : Time(0)};

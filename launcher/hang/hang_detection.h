@@ -85,8 +85,9 @@ class ActivityTracker {
   /// Returns the state for the master if it has changed. Quiet is reported after half of the timeout, so that
   /// a short pause of the job causes no traffic.
   std::optional<QuietChange> poll_change(Time now);
+  bool is_quiet(Time now) const { return now - last_activity_ >= timeout_ / 2; }
   /// Returns whether poll_change will report that the workers are quiet.
-  bool turns_quiet(Time now) const { return !reported_quiet_ && now - last_activity_ >= timeout_ / 2; }
+  bool turns_quiet(Time now) const { return !reported_quiet_ && is_quiet(now); }
 
   Time last_activity() const { return last_activity_; }
 

@@ -285,7 +285,8 @@ Awaitable<> HangMonitor::start_inspection(HangMonitor* self, rendezvous::Inspect
     InspectedWorkers waiting = self->leaders_;
     std::erase_if(waiting, [self](const auto& entry) { return !self->waiting_.contains(entry.first); });
     if (!active) co_await look_at(self, std::move(waiting));
-    active = active || self->tracker_.last_activity() > before;
+    // The master may not know yet what was printed since the last sample.
+    active = active || self->tracker_.last_activity() > before || !self->tracker_.is_quiet(steady_now());
   }
   if (self->stopped_ || self->inspection_ || request.attempt != self->attempt_) co_return;
   if (active) {

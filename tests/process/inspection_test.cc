@@ -415,6 +415,33 @@ TEST_CASE("a rank that has left its collective is active, whatever its recorder 
   loop.run();
 }
 
+TEST_CASE("output that the master does not know of yet is activity") {
+  const Child child([](int ready) {
+    (void)!write(ready, "x", 1);
+    for (;;)
+      pause();
+  });
+  asio::io_context loop(1);
+  std::vector<rendezvous::Message> sent;
+  HangMonitor monitor(
+      loop.get_executor(), [&](const rendezvous::Message& message) { sent.push_back(message); },
+      [] { return false; });
+  monitor.set_timeout(60s);
+  monitor.begin(0, 1, {});
+  monitor.worker_started(0, {child.pid(), ""});
+  monitor.worker_wrote();
+  rendezvous::Inspect request;
+  request.timeout_ms = 5'000;
+  request.unless_active = true;
+  monitor.inspect(request);
+  while (sent.empty())
+    loop.run_one_for(1s);
+  CHECK(std::get<rendezvous::Inspection>(sent[0]).last);
+  monitor.stop();
+  asio::co_spawn(loop, monitor.idle(), asio::detached);
+  loop.run();
+}
+
 TEST_CASE("a debugger that dies in the middle leaves the worker running") {
   const Child child([](int ready) {
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
