@@ -309,10 +309,16 @@ void declare_reports(OptionTable& table, TrainOptions& options) {
        .details = "`--read-flight-recorder` analyzes the files.",
        .completion = Completion::kDirectory},
       text_into(options.flight_recorder));
-  table.value({.names = "--inject-nan",
-               .value = "RANK:STEP",
-               .help = "fault injection: put a nan into this rank's gradient of this step"},
-              parsed_into(options.inject_nan, parse_injected_nan, ": give RANK:STEP; steps begin with 1"));
+  table.value(
+      {.names = "--inject-nan",
+       .value = "RANK:STEP",
+       .help = "fault injection: put a nan into this rank's gradient of this step"},
+      OptionField{parsed_into(options.inject_nan, parse_injected_nan, ": give RANK:STEP; steps begin with 1"),
+                  [&options] {
+                    if (!options.inject_nan) return std::string();
+                    return std::to_string(options.inject_nan->rank) + ':' +
+                           std::to_string(options.inject_nan->step);
+                  }});
 }
 
 /// Returns the error text for an option that has become a subcommand; empty: `word` is another option.
@@ -539,6 +545,58 @@ EqualOptions equal_options(TrainOptions options, const DataSplit& data) {
   list.push_back({"the number of training images", std::to_string(data.training.size())});
   list.push_back({"the number of test images", std::to_string(data.test.size())});
   return list;
+}
+
+namespace {
+
+/// Options that change no result by more than the rounding of sums. `--data` is judged by its checksums.
+constexpr std::string_view kHarmless[] = {"--read-flight-recorder",
+                                          "--data",
+                                          "--device",
+                                          "--threads",
+                                          "--kernels",
+                                          "--bucket-cap-mb",
+                                          "--first-bucket-mb",
+                                          "--zero",
+                                          "--comm",
+                                          "--share-gpu",
+                                          "--comm-timeout",
+                                          "--export",
+                                          "--checkpoint-dir",
+                                          "--checkpoint-every",
+                                          "--checkpoint-keep",
+                                          "--log-interval",
+                                          "--bar",
+                                          "--metrics-file",
+                                          "--profile",
+                                          "--sample-log",
+                                          "--flight-recorder",
+                                          "-h",
+                                          "-V"};
+
+}  // namespace
+
+std::vector<std::string> unusual_options(TrainOptions options) {
+  TrainOptions defaults;
+  std::vector<std::string> unusual;
+  // The length that the ranks have agreed on is the usual one.
+  if (options.keeps_steps)
+    options.epochs = defaults.epochs;
+  else if (options.epochs == defaults.epochs && options.limit == 0 && options.max_steps == 0)
+    unusual.push_back("--epochs " + std::to_string(options.epochs));
+  OptionTable mine(""), usual("");
+  declare_options(mine, options);
+  declare_options(usual, defaults);
+  for (const OptionGroup& group : mine.groups()) {
+    for (const Option& option : group.options) {
+      const std::string name = split_names(option.names).front();
+      if (std::ranges::find(kHarmless, name) != std::end(kHarmless)) continue;
+      const std::string text = mine.text(option);
+      if (text == usual.text(option)) continue;
+      unusual.push_back(option.takes_value() ? name + ' ' + text : name);
+    }
+  }
+  return unusual;
 }
 
 std::string take_line(std::string_view& text) {

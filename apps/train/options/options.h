@@ -162,6 +162,11 @@ EqualOptions equal_options(const OptionTable& table);
 /// Returns the options of train that are declared `equal`, and the size of the data.
 EqualOptions equal_options(TrainOptions options, const DataSplit& data);
 
+/// Returns the options that differ from the default training, whose result is known: "--lr 0.5". An option
+/// counts unless it is known to change no result, so a new one counts. A chosen length of the training counts
+/// too. Empty: this is the default training.
+std::vector<std::string> unusual_options(TrainOptions options);
+
 /// Removes the first line of `text`, and returns it without its end.
 std::string take_line(std::string_view& text);
 

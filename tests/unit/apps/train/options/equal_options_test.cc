@@ -1,9 +1,12 @@
 #include "apps/train/options/options.h"
 
+#include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "apps/options/option_table.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/train/collectives/thread_world.h"
 
@@ -71,6 +74,83 @@ TEST_CASE("options of one rank or one node may differ") {
   zero.init_from = "/a/w";
   mine.init_from = "/b/w";
   CHECK(difference_text(mine, zero).empty());
+}
+
+TEST_CASE("each option that may change the result is named as unusual, also a new one") {
+  const auto unusual = [](const std::vector<std::string>& words) {
+    TrainOptions options;
+    options.keeps_steps = true;
+    ddp::OptionTable table("");
+    declare_options(table, options);
+    const auto errors = table.fill(words);
+    return errors.empty() ? std::optional(unusual_options(options)) : std::nullopt;
+  };
+  CHECK(unusual({}) == std::vector<std::string>{});
+  CHECK(*unusual({"--warmup-steps", "100000", "--weight-decay", "0.50", "--inject-nan", "1:4"}) ==
+        std::vector<std::string>{"--warmup-steps 100000", "--weight-decay 0.5", "--inject-nan 1:4"});
+  TrainOptions defaults;
+  ddp::OptionTable table("");
+  declare_options(table, defaults);
+  std::vector<std::string> silent;
+  for (const ddp::OptionGroup& group : table.groups()) {
+    for (const ddp::Option& option : group.options) {
+      const std::string name = ddp::split_names(option.names).front();
+      std::vector<std::vector<std::string>> values{{}};
+      if (option.takes_value()) values = {{"3"}, {"0.3"}, {"3:3"}, {"3s"}, {"x"}};
+      for (std::size_t at = 0, end = 0; option.takes_value() && at < option.value.size(); at = end + 1) {
+        end = std::min(option.value.find('|', at), option.value.size());
+        values.push_back({option.value.substr(at, end - at)});
+      }
+      bool is_named = false;
+      for (auto words : values) {
+        words.insert(words.begin(), name);
+        const auto found = unusual(words);
+        is_named = is_named || (found && found->size() == 1 && found->front().starts_with(name));
+      }
+      if (!is_named) silent.push_back(name);
+    }
+  }
+  // The length is open here. Of the rest, name an option only if it cannot change what is learnt.
+  CHECK(silent == std::vector<std::string>{"--read-flight-recorder",
+                                           "--data",
+                                           "--device",
+                                           "--epochs",
+                                           "--threads",
+                                           "--kernels",
+                                           "--bucket-cap-mb",
+                                           "--first-bucket-mb",
+                                           "--zero",
+                                           "--comm",
+                                           "--share-gpu",
+                                           "--comm-timeout",
+                                           "--export",
+                                           "--checkpoint-dir",
+                                           "--checkpoint-every",
+                                           "--checkpoint-keep",
+                                           "--log-interval",
+                                           "--bar",
+                                           "--metrics-file",
+                                           "--profile",
+                                           "--sample-log",
+                                           "--flight-recorder",
+                                           "-h",
+                                           "-V"});
+}
+
+TEST_CASE("a chosen length of the training is unusual, also the default's") {
+  const auto unusual = [](std::vector<const char*> words) {
+    words.insert(words.begin(), "train");
+    return unusual_options(*parse_options(static_cast<int>(words.size()), words.data()).options);
+  };
+  using Names = std::vector<std::string>;
+  CHECK(unusual({}).empty());
+  CHECK(unusual({"--epochs", "1"}) == Names{"--epochs 1"});
+  CHECK(unusual({"--epochs", "3"}) == Names{"--epochs 3"});
+  CHECK(unusual({"--limit", "400", "--max-steps", "6"}) == Names{"--limit 400", "--max-steps 6"});
+  TrainOptions agreed;
+  agreed.keeps_steps = true;
+  agreed.epochs = 75;
+  CHECK(unusual_options(agreed).empty());
 }
 
 TEST_CASE("option names are unique, and a rank with other option names is reported") {
