@@ -429,6 +429,12 @@ class Bench(unittest.TestCase):
         lines = results[0][1].splitlines()
         self.assertEqual((lines[0], lines[-1]), (f"# NCCL 2.28.9 ({LIBRARY}) over P2P", "# tested: 2 × emulated GPU, NCCL 2.28.9 over P2P"))
 
+    def test_the_last_line_names_all_links_however_many_there_are(self):
+        links = " ".join(f"[{number}]mlx5_{number}:1/IB" for number in range(40))
+        os.environ |= {"FAKE_CUDA_GPUS": "2", "FAKE_NCCL_LOG": f"h:1:1 [0] NCCL INFO NET/IB : Using {links}\nh:1:1 [0] NCCL INFO Using network IB\n"}
+        results = self.bench("allreduce", *self.SIZES, world=2)
+        self.assertTrue(results[0][1].splitlines()[-1].endswith("+mlx5_39:1/IB"), results[0][1])
+
     def test_the_memory_of_windows_is_not_freed_after_an_abort(self):
         os.environ |= {"FAKE_NCCL_WINDOWS": "1", "FAKE_CUDA_GPUS": "2"}
         with bench_run_test.Nodes((2,), "bench", "allreduce", "--comm", "nccl", "-b", "64K", "-e", "64K", "-n", "10000000") as nodes:

@@ -1,7 +1,6 @@
 #include "apps/train/world/world.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -500,18 +499,23 @@ Result<std::string> tested_line(const WorkerEnvironment& environment, Communicat
   const auto name = names.find(transport);
   std::vector<std::string> mine = name != names.end() ? std::vector{name->second} : nccl_links();
   mine.insert(mine.begin(), device == DeviceKind::kGpu ? gpu_model(environment.local_rank) : "");
-  std::array<std::uint64_t, 33> words{};
+  const std::string text = join(mine, "\n");
   // The first rank of a node reports what the node has.
-  words[0] = environment.local_rank == 0 ? count_visible() : 0;
-  join(mine, "\n").copy(reinterpret_cast<char*>(words.data() + 1), sizeof words - sizeof words[0] - 1);
+  const std::uint64_t sizes[] = {environment.local_rank == 0 ? count_visible() : 0, text.size()};
+  const auto all_sizes = DDP_TRY(world.all_gather(sizes));
+  std::size_t longest = 0;
+  for (std::size_t at = 1; at < all_sizes.size(); at += std::size(sizes))
+    longest = std::max<std::size_t>(longest, all_sizes[at]);
+  std::vector<std::uint64_t> words(longest / sizeof(std::uint64_t) + 1);  // ends in a zero byte
+  text.copy(reinterpret_cast<char*>(words.data()), text.size());
   const auto all = DDP_TRY(world.all_gather(words));
 
   std::map<std::string, int> devices;
   std::vector<std::string> links;  // the first is the library or the host's transport
   std::uint64_t visible = 0, used = 0;
-  for (std::size_t at = 0; at < all.size(); at += words.size()) {
-    visible += all[at];
-    std::string_view rest(reinterpret_cast<const char*>(all.data() + at + 1));
+  for (std::size_t rank = 0; rank < all.size() / words.size(); ++rank) {
+    visible += all_sizes[rank * std::size(sizes)];
+    std::string_view rest(reinterpret_cast<const char*>(all.data() + rank * words.size()));
     if (const std::string model = take_line(rest); !model.empty()) {
       ++devices[model];
       ++used;
