@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <numeric>
 #include <span>
@@ -407,6 +408,25 @@ Result<> measure_host_pair(const BenchOptions& options, const WorkerEnvironment&
   return two->barrier();
 }
 
+/// Where each rank is.
+struct RankPlaces {
+  std::vector<int> node_of;   ///< -1: unknown
+  std::vector<int> local_of;  ///< its number there, which is the rail of its GPU's network
+  bool knows_nodes() const { return std::ranges::count(node_of, -1) == 0; }
+};
+
+Result<RankPlaces> gather_places(const WorkerEnvironment& environment, Communicator& ranks) {
+  const std::uint64_t mine[] = {static_cast<std::uint64_t>(environment.node),
+                                static_cast<std::uint64_t>(environment.local_rank)};
+  const auto all = DDP_TRY(ranks.all_gather(mine));
+  RankPlaces places;
+  for (std::size_t i = 0; i < all.size(); i += std::size(mine)) {
+    places.node_of.push_back(static_cast<int>(all[i]));
+    places.local_of.push_back(static_cast<int>(all[i + 1]));
+  }
+  return places;
+}
+
 }  // namespace
 
 Result<std::vector<PairResult>> measure_pairs(const BenchOptions& options,
@@ -414,17 +434,9 @@ Result<std::vector<PairResult>> measure_pairs(const BenchOptions& options,
                                               Communicator* gpus) {
   Communicator& all = *world.communicator;
   const int rank = all.rank();
-  // Where each rank is: its node, and its number there, which is the rail of its GPU's network.
-  const std::uint64_t place[] = {static_cast<std::uint64_t>(environment.node),
-                                 static_cast<std::uint64_t>(environment.local_rank)};
-  const auto places = DDP_TRY(all.all_gather(place));
-  std::vector<int> node_of = gpus != nullptr ? std::vector<int>() : world.node_of;
-  for (int other = 0; gpus != nullptr && other < all.world_size(); ++other)
-    node_of.push_back(static_cast<int>(places[2 * static_cast<std::size_t>(other)]));
-  if (node_of.empty() || std::ranges::count(node_of, -1) != 0) {
-    node_of.resize(static_cast<std::size_t>(all.world_size()));
-    std::iota(node_of.begin(), node_of.end(), 0);
-  }
+  RankPlaces places = DDP_TRY(gather_places(environment, all));
+  std::vector<int>& node_of = places.node_of;
+  if (!places.knows_nodes()) std::iota(node_of.begin(), node_of.end(), 0);
   std::unique_ptr<BenchMemory> memory;
   if (gpus != nullptr) memory = DDP_TRY(BenchMemory::make(*gpus, memory_of(options, options.max_bytes)));
   std::vector<PairResult> pairs;
@@ -448,7 +460,7 @@ Result<std::vector<PairResult>> measure_pairs(const BenchOptions& options,
       pair.first = first;
       pair.second = second;
       pair.same_node = node_of[a] == node_of[b];
-      pair.same_rail = gpus != nullptr && !pair.same_node && places[2 * a + 1] == places[2 * b + 1];
+      pair.same_rail = gpus != nullptr && !pair.same_node && places.local_of[a] == places.local_of[b];
       pair.failed = one[0] + other[0] != 0;
       pair.wrong = one[1] + other[1];
       pair.latency_us = static_cast<double>(std::max(one[2], other[2])) / 1e3;

@@ -95,7 +95,13 @@ class Tables(unittest.TestCase):
                          ["ddp-train-record/1", "pairs", socket.gethostname(), 0, 4, 2, True])
         self.assertRegex(result["time"], r"^20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
         self.assertEqual([pair["ranks"] for pair in result["pairs"]], [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
-        self.assertEqual([pair["same_node"] for pair in result["pairs"]], [True, False, False, False, False, True])
+        same_node = [True, False, False, False, False, True]
+        self.assertEqual([pair["same_node"] for pair in result["pairs"]], same_node)
+        with tempfile.TemporaryDirectory() as folder:
+            self.table((2, 2), "bench", "pairs", "--comm", "tcp", "-e", "64", "-n", "3", "--json", f"{folder}/result.json")
+            result = json.loads(pathlib.Path(folder, "result.json").read_text(encoding="utf-8"))
+        self.assertEqual([pair["same_node"] for pair in result["pairs"]], same_node, "over TCP too, ranks have their node")
+        self.assertEqual({pair["at_once"] for pair in result["pairs"]}, {1, 2})
 
     def test_a_bandwidth_that_is_not_reached_is_an_exit_code(self):
         results = run((2,), "bench", "allreduce", "-b", "4K", "-e", "4K", "-n", "2", "--min-busbw", "1e6")
