@@ -627,12 +627,14 @@ std::vector<std::size_t> nodes_of(const CheckResult& result, int rank) {
 
 CheckDiagnostic health_finding(const CheckResult& result, const Json& fields) {
   CheckDiagnostic diagnostic;
-  const int rank = fields.value("rank", 0);
   diagnostic.level = fields.value("level", "") == "warning" ? Severity::kWarning : Severity::kError;
   diagnostic.item = item_of(DeepTest::kHealth);
+  diagnostic.text = fields.value("text", "?");
+  if (!fields.contains("rank")) return diagnostic;  // an error of the job, whose text has the advice
+  const int rank = fields.value("rank", 0);
   diagnostic.nodes = nodes_of(result, rank);
   diagnostic.text =
-      "rank " + std::to_string(rank) + ", " + fields.value("device", "?") + ": " + fields.value("text", "?");
+      "rank " + std::to_string(rank) + ", " + fields.value("device", "?") + ": " + diagnostic.text;
   diagnostic.advice = advice_of(fields.value("item", ""));
   return diagnostic;
 }

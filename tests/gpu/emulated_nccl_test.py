@@ -36,7 +36,7 @@ class EmulatedNccl(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # Ranks passes these variables to its processes.
-        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_SPOIL_SENT", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END", "FAKE_NCCL_LOG",
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_SPOIL_SENT", "FAKE_NCCL_SPOIL_SUM_SENT", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END", "FAKE_NCCL_LOG",
                      "FAKE_NCCL_FAIL_CAPTURED", "FAKE_NCCL_INIT", "CUDA_VISIBLE_DEVICES"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
@@ -383,7 +383,20 @@ class Bench(unittest.TestCase):
         results, record = self.faulty(3, "FAKE_NCCL_SLOW_US=20000", "pairs", "-e", "20000")
         self.assertEqual([code for code, _, _ in results], [0] * 4)
         self.assertEqual([pair["ranks"] for pair in record["pairs"] if pair["outlier"]], [[0, 3], [1, 3], [2, 3]], record["pairs"])
-        self.assertIn("\n# slow: rank 3: more than 20 % under the median in 3 of 3 pairs\n", results[0][1])
+        self.assertIn("\n# slow: rank 3: more than 20 % under the median of the others in 3 of 3 pairs\n", results[0][1])
+
+    def test_groups_per_node_and_rail_name_the_slow_rank(self):
+        results, record = self.faulty(3, "FAKE_NCCL_SLOW_US=20000", "pairs", "-e", "20000", sizes=(2, 2))
+        self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 4)
+        self.assertEqual([(group["kind"], group["number"], group["ranks"], group["outlier"], group["wrong"]) for group in record["groups"]],
+                         [("node", 0, [0, 1], False, 0), ("node", 1, [2, 3], True, 0), ("rail", 0, [0, 2], False, 0), ("rail", 1, [1, 3], True, 0)], record)
+        self.assertRegex(results[0][1], r"\n#  rail 1, 2 ranks: \d+\.\d\d GB/s\n")
+        results, record = self.faulty(1, "FAKE_NCCL_SPOIL_SENT=20000", "pairs", "-e", "20000", sizes=(2, 1))
+        self.assertEqual([(group["kind"], group["number"], group["ranks"], group["wrong_ranks"]) for group in record["groups"]],
+                         [("node", 0, [0, 1], [0, 1]), ("rail", 0, [0, 2], [])])
+        self.assertEqual(results[0][2], "train: rank 1: wrong bytes or no connection in 2 of 2 pairs\n")
+        results, record = self.faulty(0, "A=1", "pairs", "-e", "200", sizes=(3,))
+        self.assertEqual([group["ranks"] for group in record["groups"]], [[0, 1, 2]])
 
     def test_numbers_of_16_bits_are_measured_and_compared(self):
         for type_name in ("bfloat16", "half"):
@@ -492,8 +505,11 @@ class Health(unittest.TestCase):
     def test_the_sum_is_that_of_nccl(self):
         os.environ |= {"FAKE_CUDA_GPUS": "2", "FAKE_NCCL_SPOIL": str(16 << 20)}
         results, record = self.health()
-        self.assertEqual([code for code, _, _ in results], [1, 1])
+        self.assertEqual([code for code, _, _ in results], [1, 0])
+        self.assertEqual(results[0][2], "train: sums are wrong on 2 of 2 ranks, and no single rank or pair explains it; run train bench allreduce on "
+                                        "halves of the hosts to find the fault, and compare their versions of driver and NCCL\n")
         self.assertEqual([rank["wrong_sums"] for rank in record["ranks"]], [3, 3])
+        self.assertEqual(record["passed"], False)
         results, record = self.health("--comm", "shm")
         self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 2)
         self.assertEqual(record["tested"], "tested: 2 × emulated GPU, shared memory")
@@ -509,6 +525,15 @@ class Health(unittest.TestCase):
         self.assertEqual([code for code, _, _ in results], [0, 1, 0])
         self.assertEqual([rank["wrong_sums"] for rank in record["ranks"]], [3, 3, 3])
         self.assertEqual({(finding["rank"], finding["item"]) for finding in record["findings"] if finding["level"] == "error"}, {(1, "pair"), (1, "sum")})
+
+    def test_wrong_sums_of_groups_name_their_rank(self):
+        os.environ["FAKE_CUDA_GPUS"] = "2"
+        with faulty_rank(3, "FAKE_NCCL_SPOIL_SUM_SENT=1048576"):
+            results, record = self.health(sizes=(2, 2))
+        self.assertEqual([code for code, _, _ in results], [0, 0, 0, 1])
+        self.assertEqual([group["wrong_ranks"] for group in record["groups"]], [[], [2, 3], [], [1, 3]])
+        self.assertRegex(results[0][2], r"^train: rank 3 on \S+, GPU 1 \(emulated GPU\): sums in node 1 and rail 1 are wrong; 3 wrong elements in the sum "
+                                        r"over all ranks\n$")
 
     def test_gpus_without_nccl_do_not_pass(self):
         os.environ |= {"FAKE_CUDA_GPUS": "2", "DDPLAUNCH_NCCL_LIBRARY": "/nonexistent/libnccl.so.2"}

@@ -6,14 +6,15 @@
 //   FAKE_NCCL_DIR            a folder for its files
 //   FAKE_NCCL_VERSION=N      the version that it reports
 //   FAKE_NCCL_TRANSPORT=p2p  a lost peer stays unnoticed, as inside a node; else an error, as over sockets
-//   FAKE_NCCL_SPOIL=N        the last element of each sum of N bytes, and of each received message of N
-//   bytes, is wrong on this rank FAKE_NCCL_SPOIL_SENT=N   the last element that this rank gives to an
-//   operation or a message of at least N bytes is wrong FAKE_NCCL_SLOW_US=N      each group of messages of
-//   this rank takes that much longer FAKE_NCCL_INIT=N         each start of a communicator ends with the
-//   result N FAKE_NCCL_REGISTER=0     no memory can be registered FAKE_NCCL_WINDOWS=N      1: windows can be
-//   made; 2: no rank can make one; 3: all but rank 1 can FAKE_NCCL_LOG=TEXT       the first all-reduce
-//   appends the text to the file of NCCL_DEBUG_FILE FAKE_NCCL_FAIL_CAPTURED=N  the N-th operation (from 1)
-//   that is captured fails, after the graph has got a part of it
+//   FAKE_NCCL_SPOIL=N        the last element of each sum and received message of N bytes is wrong here
+//   FAKE_NCCL_SPOIL_SENT=N   the last element that this rank gives to N bytes or more is wrong
+//   FAKE_NCCL_SPOIL_SUM_SENT=N  the same, only of an all-reduce
+//   FAKE_NCCL_SLOW_US=N      each all-reduce and group of messages of this rank takes that much longer
+//   FAKE_NCCL_INIT=N         each start of a communicator ends with the result N
+//   FAKE_NCCL_REGISTER=0     no memory can be registered
+//   FAKE_NCCL_WINDOWS=N      1: windows can be made; 2: no rank can make one; 3: all but rank 1 can
+//   FAKE_NCCL_LOG=TEXT       the first all-reduce appends the text to the file of NCCL_DEBUG_FILE
+//   FAKE_NCCL_FAIL_CAPTURED=N  the N-th operation (from 1) that is captured fails, half put into its graph
 //
 // It refuses a rank whose GPU another rank has, unless NCCL_HOSTID differs.
 //

@@ -121,11 +121,19 @@ struct FakeNcclState {
   }
 };
 
-/// Makes the last byte of a piece wrong, if it is the end of something of `bytes` and the fault is wanted.
-inline void fake_nccl_spoil_sent(char* piece, std::size_t size, bool is_last, std::size_t bytes) {
-  static const char* const least = std::getenv("FAKE_NCCL_SPOIL_SENT");
+/// Makes the last byte of a piece wrong, if it is the end of something of at least as many bytes as the
+/// variable says.
+inline void fake_nccl_spoil_sent(const char* variable, char* piece, std::size_t size, bool is_last,
+                                 std::size_t bytes) {
+  const char* const least = std::getenv(variable);
   if (least != nullptr && is_last && size != 0 && bytes >= static_cast<std::size_t>(std::atoll(least)))
     piece[size - 1] ^= 0x10;
+}
+
+/// Makes this rank slow, if that is wanted.
+inline void fake_nccl_be_slow() {
+  static const char* const slow = std::getenv("FAKE_NCCL_SLOW_US");
+  if (slow != nullptr) std::this_thread::sleep_for(std::chrono::microseconds(std::atoi(slow)));
 }
 
 /// One operation: all ranks give `bytes` each, a piece at a time, and each rank reads what it needs. The
@@ -182,7 +190,11 @@ class FakeNcclExchange {
     round_ = ++state_->rounds;
     piece_ = std::min(kFakeNcclSlot, bytes_ - offset_);
     if (piece_ != 0) std::memcpy(room.data[rank()], mine_ + offset_, piece_);
-    fake_nccl_spoil_sent(room.data[rank()], piece_, offset_ + piece_ == bytes_, bytes_);
+    const bool is_last = offset_ + piece_ == bytes_, is_all_reduce = (call_ & 0xff) == 'r';
+    if (is_all_reduce && offset_ == 0) fake_nccl_be_slow();
+    fake_nccl_spoil_sent("FAKE_NCCL_SPOIL_SENT", room.data[rank()], piece_, is_last, bytes_);
+    if (is_all_reduce)
+      fake_nccl_spoil_sent("FAKE_NCCL_SPOIL_SUM_SENT", room.data[rank()], piece_, is_last, bytes_);
     room.called[rank()] = call_;
     room.posted[rank()] = round_;
     phase_ = Phase::kRead;
@@ -240,9 +252,7 @@ class FakeNcclMessages {
 
   bool operator()() {
     if (state_->ended || state_->error != 0) return state_->ended;
-    static const char* const slow = std::getenv("FAKE_NCCL_SLOW_US");
-    if (slow != nullptr && !std::exchange(has_begun_, true))
-      std::this_thread::sleep_for(std::chrono::microseconds(std::atoi(slow)));
+    if (!std::exchange(has_begun_, true)) fake_nccl_be_slow();
     bool is_done = true;
     for (Message& message : messages_) {
       while (message.done < message.bytes && move(message)) {
@@ -265,7 +275,8 @@ class FakeNcclMessages {
     if (message.is_sent) {
       mail.bytes = message.bytes;
       std::memcpy(mail.data, message.data + message.done, piece);
-      fake_nccl_spoil_sent(mail.data, piece, message.done + piece == message.bytes, message.bytes);
+      fake_nccl_spoil_sent("FAKE_NCCL_SPOIL_SENT", mail.data, piece, message.done + piece == message.bytes,
+                           message.bytes);
     } else if (mail.bytes != message.bytes) {
       state_->error = FakeNcclState::kInvalidUsage;
       return false;

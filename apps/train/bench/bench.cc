@@ -275,8 +275,9 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   if (options.operation == BenchOperation::kPairs) {
     report.pair_bytes = options.max_bytes;
     Communicator& ranks = *world.communicator;
-    report.pairs =
-        DDP_TRY(measure_pairs(options, environment, world, ranks.has_device_operations() ? &ranks : nullptr));
+    Communicator* const gpus = ranks.has_device_operations() ? &ranks : nullptr;
+    report.pairs = DDP_TRY(measure_pairs(options, environment, world, gpus));
+    if (gpus != nullptr) report.groups = DDP_TRY(measure_groups(options, environment, *gpus));
     if (speaks) print_out("%s", pairs_text(report).c_str());
     return {};
   }
@@ -311,8 +312,10 @@ std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& e
   if (options.comm != CommKind::kNccl) return "";
   const auto gpu = nccl_gpu_memory(environment.local_rank, environment.local_world_size, options.share_gpu);
   if (!gpu) return gpu.error().text;
-  if (gpu->bytes >= each) return "";
-  return what + format_bytes(each) + " of " + gpu->name + ", which has " + format_bytes(gpu->bytes) +
+  // The groups of measure_groups() have memory of their own.
+  const std::size_t on_gpu = options.operation == BenchOperation::kPairs ? 2 * each : each;
+  if (gpu->bytes >= on_gpu) return "";
+  return what + format_bytes(on_gpu) + " of " + gpu->name + ", which has " + format_bytes(gpu->bytes) +
          " for a rank" + instead;
 }
 

@@ -20,6 +20,13 @@ double median_of(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+double median_of_others(const std::vector<double>& sorted, double own) {
+  if (sorted.size() < 2) return 0;
+  const std::size_t middle = (sorted.size() - 1) / 2;
+  const auto at = static_cast<std::size_t>(std::ranges::lower_bound(sorted, own) - sorted.begin());
+  return sorted[middle < at ? middle : middle + 1];
+}
+
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
@@ -32,15 +39,15 @@ const char* kind_of(const PairResult& pair) {
   return pair.same_node ? "in a node" : pair.same_rail ? "between nodes, same local rank" : "between nodes";
 }
 
-/// Returns the median bandwidth of each kind, of pairs that have one.
-std::map<std::string, double> median_bandwidths(const std::vector<PairResult>& pairs) {
-  std::map<std::string, std::vector<double>> values;
+/// The bandwidths of each kind, sorted, of pairs that have one.
+using Bandwidths = std::map<std::string, std::vector<double>>;
+Bandwidths bandwidths_of(const std::vector<PairResult>& pairs) {
+  Bandwidths values;
   for (const PairResult& pair : pairs)
     if (!pair.failed) values[kind_of(pair)].push_back(pair.bandwidth);
-  std::map<std::string, double> medians;
   for (auto& [kind, each] : values)
-    medians[kind] = median_of(std::move(each));
-  return medians;
+    std::ranges::sort(each);
+  return values;
 }
 
 /// Returns "rank 0 - rank 2: " + text for each pair, but "rank 2: … in 3 of 3 pairs" for one with most of
@@ -120,10 +127,12 @@ OrderedJson rows_json(const BenchReport& report) {
   return rows;
 }
 
-OrderedJson pairs_json(const BenchReport& report) {
+}  // namespace
+
+nlohmann::ordered_json pairs_json(const std::vector<PairResult>& all, std::size_t bytes) {
   OrderedJson pairs = OrderedJson::array();
-  const auto slow = outliers(report.pairs);
-  for (const PairResult& pair : report.pairs) {
+  const auto slow = outliers(all);
+  for (const PairResult& pair : all) {
     const bool outlier = std::ranges::any_of(slow, [&pair](const PairResult& other) {
       return other.first == pair.first && other.second == pair.second;
     });
@@ -133,7 +142,7 @@ OrderedJson pairs_json(const BenchReport& report) {
                      {"at_once", pair.at_once},
                      {"failed", pair.failed},
                      {"wrong", pair.wrong},
-                     {"bytes", report.pair_bytes},
+                     {"bytes", bytes},
                      {"latency_us", rounded(pair.latency_us, 3)},
                      {"bandwidth_gbps", rounded(pair.bandwidth, 4)},
                      {"outlier", outlier}});
@@ -141,7 +150,24 @@ OrderedJson pairs_json(const BenchReport& report) {
   return pairs;
 }
 
-}  // namespace
+nlohmann::ordered_json groups_json(const std::vector<GroupResult>& groups) {
+  OrderedJson list = OrderedJson::array();
+  const auto slow = slow_groups(groups);
+  for (const GroupResult& group : groups) {
+    const bool outlier = std::ranges::any_of(slow, [&group](const GroupResult& other) {
+      return other.is_rail == group.is_rail && other.number == group.number;
+    });
+    list.push_back({{"kind", group.is_rail ? "rail" : "node"},
+                    {"number", group.number},
+                    {"ranks", group.ranks},
+                    {"busbw_gbps", rounded(group.bandwidth, 4)},
+                    {"wrong", group.wrong},
+                    {"wrong_ranks", group.witnesses},
+                    {"late_rank", group.late < 0 ? OrderedJson() : OrderedJson(group.late)},
+                    {"outlier", outlier}});
+  }
+  return list;
+}
 
 const std::vector<std::pair<std::string, BenchOperation>>& bench_operations() {
   using enum BenchOperation;
@@ -312,12 +338,119 @@ std::string table_foot(const BenchReport& report) {
 }
 
 std::vector<PairResult> outliers(const std::vector<PairResult>& pairs) {
-  auto medians = median_bandwidths(pairs);
+  const Bandwidths values = bandwidths_of(pairs);
   std::vector<PairResult> result;
-  for (const PairResult& pair : pairs)
-    if (!pair.failed && pair.bandwidth < kOutlier * medians[kind_of(pair)]) result.push_back(pair);
+  std::ranges::copy_if(pairs, std::back_inserter(result), [&](const PairResult& pair) {
+    return !pair.failed &&
+           pair.bandwidth < kOutlier * median_of_others(values.at(kind_of(pair)), pair.bandwidth);
+  });
   return result;
 }
+
+std::vector<GroupResult> groups_of(const std::vector<int>& node_of, const std::vector<int>& local_of) {
+  std::map<std::pair<bool, int>, std::vector<int>> ranks;
+  for (std::size_t rank = 0; rank < node_of.size(); ++rank) {
+    ranks[{false, node_of[rank]}].push_back(static_cast<int>(rank));
+    ranks[{true, local_of[rank]}].push_back(static_cast<int>(rank));
+  }
+  std::vector<GroupResult> groups;
+  for (auto& [kind, those] : ranks)
+    if (those.size() > 1) groups.push_back({kind.first, kind.second, std::move(those)});
+  return groups;
+}
+
+GroupBlame blame_groups(const std::vector<GroupResult>& bad, const std::vector<int>& known) {
+  GroupBlame blame;
+  const auto has_one_of = [](const std::vector<int>& ranks) {
+    return [&ranks](const GroupResult& group) {
+      return std::ranges::any_of(ranks, [&](int rank) { return std::ranges::count(group.ranks, rank) != 0; });
+    };
+  };
+  std::ranges::remove_copy_if(bad, std::back_inserter(blame.rest), has_one_of(known));
+  const auto rails = std::ranges::count_if(blame.rest, &GroupResult::is_rail);
+  const auto nodes = std::ssize(blame.rest) - rails;
+  for (const GroupResult& group : blame.rest) {
+    for (const int rank : group.ranks) {
+      // What few ranks have wrong and the others right was right until the last step to those ranks.
+      const bool alone =
+          std::ranges::count(group.witnesses, rank) != 0 && 2 * group.witnesses.size() <= group.ranks.size();
+      const bool in_both = (nodes == 1 || rails == 1) && !group.is_rail &&
+                           std::ranges::any_of(blame.rest, [&](const GroupResult& other) {
+                             return other.is_rail && std::ranges::count(other.ranks, rank) != 0;
+                           });
+      if ((alone || in_both) && std::ranges::count(blame.ranks, rank) == 0) blame.ranks.push_back(rank);
+    }
+  }
+  std::ranges::sort(blame.ranks);
+  std::erase_if(blame.rest, has_one_of(blame.ranks));
+  return blame;
+}
+
+std::string group_name(const GroupResult& group) {
+  return (group.is_rail ? "rail " : "node ") + std::to_string(group.number);
+}
+
+std::vector<GroupResult> slow_groups(const std::vector<GroupResult>& groups) {
+  std::map<std::pair<bool, std::size_t>, std::vector<double>> values;
+  for (const GroupResult& group : groups)
+    values[{group.is_rail, group.ranks.size()}].push_back(group.bandwidth);
+  for (auto& [kind, each] : values)
+    std::ranges::sort(each);
+  std::vector<GroupResult> slow;
+  std::ranges::copy_if(groups, std::back_inserter(slow), [&](const GroupResult& group) {
+    const auto& all = values[{group.is_rail, group.ranks.size()}];
+    return group.bandwidth < kOutlier * median_of_others(all, group.bandwidth);
+  });
+  return slow;
+}
+
+std::vector<GroupResult> wrong_groups(const std::vector<GroupResult>& groups) {
+  std::vector<GroupResult> wrong;
+  std::ranges::copy_if(groups, std::back_inserter(wrong),
+                       [](const GroupResult& group) { return group.wrong > 0; });
+  return wrong;
+}
+
+std::string groups_with(const std::vector<GroupResult>& bad, int rank) {
+  std::vector<std::string> names;
+  for (const GroupResult& group : bad)
+    if (std::ranges::count(group.ranks, rank) != 0) names.push_back(group_name(group));
+  return join(names, " and ");
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::vector<std::string> words;
+  for (const int rank : ranks)
+    words.push_back("rank " + std::to_string(rank));
+  return join_some(words, kMostLines);
+}
+
+namespace {
+
+/// Returns the groups' table, and a line for each slow rank or group that `known` ranks do not explain.
+std::string groups_text(const BenchReport& report, const std::vector<int>& known) {
+  if (report.groups.empty()) return "";
+  std::string text = format_text(
+      "# busbw of an all-reduce of %zu bytes in each node, and of the same local rank of all nodes (rail); "
+      "groups of a kind at once\n",
+      report.pair_bytes);
+  for (const GroupResult& group : report.groups)
+    text += format_text("#  %s, %zu ranks: %.2f GB/s\n", group_name(group).c_str(), group.ranks.size(),
+                        group.bandwidth);
+  const auto slow = slow_groups(report.groups);
+  const GroupBlame blame = blame_groups(slow, known);
+  for (const int rank : blame.ranks)
+    text += format_text("# slow: rank %d: %s are more than 20 %% under the median of the others\n", rank,
+                        groups_with(slow, rank).c_str());
+  for (const GroupResult& group : blame.rest) {
+    text += "# slow: " + group_name(group) + " (" + ranks_text(group.ranks) +
+            "): more than 20 % under the median of the others";
+    text += group.late < 0 ? "\n" : format_text("; rank %d comes late\n", group.late);
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string pairs_text(const BenchReport& report) {
   std::string text =
@@ -325,43 +458,39 @@ std::string pairs_text(const BenchReport& report) {
   text += matrix(report, [](const PairResult& pair) { return pair.bandwidth; });
   text += "# latency of each pair, us, 8 bytes in both directions at once\n";
   text += matrix(report, [](const PairResult& pair) { return pair.latency_us; });
-  auto medians = median_bandwidths(report.pairs);
-  for (const auto& [kind, median] : medians) {
+  const Bandwidths values = bandwidths_of(report.pairs);
+  for (const auto& [kind, each] : values) {
     int at_once = 1;
     for (const PairResult& pair : report.pairs)
       if (kind_of(pair) == kind) at_once = std::max(at_once, pair.at_once);
-    text += format_text("# median %s: %.2f GB/s", kind.c_str(), median);
+    text += format_text("# median %s: %.2f GB/s", kind.c_str(), median_of(each));
     if (at_once > 1) text += format_text("; up to %d pairs at a node at once may share links", at_once);
     text += "\n";
   }
-  const auto lines = blamed_lines(report, outliers(report.pairs), "more than 20 % under the median",
-                                  [&](const PairResult& pair) {
-                                    return format_text("%.2f GB/s, %.0f %% under the median", pair.bandwidth,
-                                                       100 * (1 - pair.bandwidth / medians[kind_of(pair)]));
-                                  });
+  const auto slow = outliers(report.pairs);
+  const auto lines = blamed_lines(
+      report, slow, "more than 20 % under the median of the others", [&](const PairResult& pair) {
+        const double median = median_of_others(values.at(kind_of(pair)), pair.bandwidth);
+        return format_text("%.2f GB/s, %.0f %% under the median of the others", pair.bandwidth,
+                           100 * (1 - pair.bandwidth / median));
+      });
   for (const std::string& line : lines)
     text += "# slow: " + line + "\n";
-  if (lines.empty()) text += "# no pair is more than 20 % under the median\n";
-  return text;
+  if (lines.empty()) text += "# no pair is more than 20 % under the median of the others\n";
+  return text + groups_text(report, blame_by_majority(report.world, slow));
 }
 
 namespace {
 
 /// Returns where the wrong elements of a row come from.
 std::string cause_of(const BenchRow& row, int world) {
-  const auto text_of = [](const std::vector<int>& ranks) {
-    std::vector<std::string> words;
-    for (const int rank : ranks)
-      words.push_back("rank " + std::to_string(rank));
-    return join_some(words, kMostLines);
-  };
   const std::string faulty = ": its memory or its links are faulty";
   // What few ranks have wrong and the others right was right until the last step to those ranks.
   const bool most_see_it = 2 * row.witnesses.size() > static_cast<std::size_t>(world);
   const std::string seen = most_see_it ? format_text("on %zu of %d ranks", row.witnesses.size(), world)
-                                       : "only on " + text_of(row.witnesses);
+                                       : "only on " + ranks_text(row.witnesses);
   if (!row.culprits.empty())
-    return seen + "; most wrong exchanges of two ranks are with " + text_of(row.culprits) + faulty;
+    return seen + "; most wrong exchanges of two ranks are with " + ranks_text(row.culprits) + faulty;
   if (!most_see_it) return seen + faulty;
   return seen + ", which only see it; find the faulty rank with train bench pairs and train health";
 }
@@ -377,18 +506,27 @@ std::string verdict(const BenchReport& report) {
   std::vector<PairResult> bad;
   std::ranges::copy_if(report.pairs, std::back_inserter(bad),
                        [](const PairResult& pair) { return pair.failed || pair.wrong > 0; });
-  const auto lines = blamed_lines(report, bad, "wrong bytes or no connection", [](const PairResult& pair) {
+  auto lines = blamed_lines(report, bad, "wrong bytes or no connection", [](const PairResult& pair) {
     return pair.failed ? "could not exchange messages" : counted(pair.wrong, "wrong byte");
   });
+  const auto wrong = wrong_groups(report.groups);
+  const GroupBlame blame = blame_groups(wrong, blame_by_majority(report.world, bad));
+  for (const int rank : blame.ranks)
+    lines.push_back(format_text("rank %d: wrong sums in ", rank) + groups_with(wrong, rank));
+  for (const GroupResult& group : blame.rest)
+    lines.push_back("wrong sums in " + group_name(group) + " (" + ranks_text(group.ranks) + ")");
   if (!lines.empty()) return join_some(lines, kMostLines);
   if (report.min_busbw <= 0) return "";
   if (!report.pairs.empty()) {
-    for (const PairResult& pair : report.pairs) {
-      if (pair.bandwidth < report.min_busbw)
-        return format_text("rank %d - rank %d: %.2f GB/s is under --min-busbw %g", pair.first, pair.second,
-                           pair.bandwidth, report.min_busbw);
-    }
-    return "";
+    std::vector<PairResult> below;
+    std::ranges::copy_if(report.pairs, std::back_inserter(below),
+                         [&](const PairResult& pair) { return pair.bandwidth < report.min_busbw; });
+    const std::string limit = format_text("under --min-busbw %g", report.min_busbw);
+    return join_some(blamed_lines(report, below, limit,
+                                  [&](const PairResult& pair) {
+                                    return format_text("%.2f GB/s is ", pair.bandwidth) + limit;
+                                  }),
+                     kMostLines);
   }
   const auto largest =
       std::max_element(report.rows.begin(), report.rows.end(),
@@ -402,16 +540,18 @@ std::string report_json(const BenchReport& report) {
   const bool pairs = !report.pairs.empty();
   const std::string fault = verdict(report);
   OrderedJson record = begin_record(pairs ? "pairs" : "bench", 0, report.world);
-  record.update({{"version", version()},
-                 {"operation", operation_name(report.operation)},
-                 {"nodes", report.nodes},
-                 {"backend", report.backend},
-                 {"buffers", report.buffers.empty() ? OrderedJson() : OrderedJson(report.buffers)},
-                 {pairs ? "pairs" : "rows", pairs ? pairs_json(report) : rows_json(report)},
-                 {"min_busbw_gbps", report.min_busbw},
-                 {"tested", report.tested},
-                 {"passed", fault.empty()},
-                 {"fault", fault}});
+  record.update(
+      {{"version", version()},
+       {"operation", operation_name(report.operation)},
+       {"nodes", report.nodes},
+       {"backend", report.backend},
+       {"buffers", report.buffers.empty() ? OrderedJson() : OrderedJson(report.buffers)},
+       {pairs ? "pairs" : "rows", pairs ? pairs_json(report.pairs, report.pair_bytes) : rows_json(report)},
+       {"min_busbw_gbps", report.min_busbw},
+       {"tested", report.tested},
+       {"passed", fault.empty()},
+       {"fault", fault}});
+  if (pairs) record["groups"] = groups_json(report.groups);
   return record_line(record);
 }
 

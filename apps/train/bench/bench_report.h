@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 namespace ddp::train {
 
 /// kSendReceive: each rank sends to the next one. kPairs: every two ranks exchange messages.
@@ -60,6 +62,17 @@ struct PairResult {
   int at_once = 1;          ///< pairs of the round at its nodes, which may share links
 };
 
+/// An all-reduce of a part of the ranks, while the other parts of its kind did the same.
+struct GroupResult {
+  bool is_rail = false;  ///< the ranks of all nodes with one local rank; else the ranks of one node
+  int number = 0;        ///< of the node, or the local rank
+  std::vector<int> ranks;
+  double bandwidth = 0;             ///< GB/s, with bus_factor()
+  std::uint64_t wrong = 0;          ///< elements, of all its ranks
+  std::vector<int> witnesses = {};  ///< its ranks with wrong elements
+  int late = -1;                    ///< late_rank(); -1: none
+};
+
 struct BenchReport {
   BenchOperation operation = BenchOperation::kAllReduce;
   int world = 1;
@@ -70,6 +83,7 @@ struct BenchReport {
   bool out_of_place = false;
   std::vector<BenchRow> rows;
   std::vector<PairResult> pairs;
+  std::vector<GroupResult> groups;  ///< of GPUs, with the pairs
   std::size_t pair_bytes = 0;
   double min_busbw = 0;  ///< 0: no limit
   std::string tested;    ///< tested_line()
@@ -77,6 +91,9 @@ struct BenchReport {
 
 /// Returns the upper median; 0 if there are no values.
 double median_of(std::vector<double> values);
+/// Returns the upper median of the values without one that is `own`; 0 if there are no others. So a slow rank
+/// among three is not the median that it is compared with.
+double median_of_others(const std::vector<double>& sorted, double own);
 
 using PairRound = std::vector<std::pair<int, int>>;
 /// Returns rounds of disjoint pairs; after all rounds every two ranks have met once. `node_of`: by rank.
@@ -88,6 +105,27 @@ std::vector<PairRound> pair_rounds(const std::vector<int>& node_of);
 /// half of those that it could be in. Empty: a fault is at both ends of a pair alike, or everywhere. A rank
 /// that is bad with itself, {2, 2}, is one of them. Pairs may be there in both orders.
 std::vector<int> blame_by_majority(int world, const std::vector<PairResult>& bad);
+/// Returns the groups of at least two ranks: those of each node, and the rails if there are several nodes.
+/// `node_of` and `local_of`: by rank.
+std::vector<GroupResult> groups_of(const std::vector<int>& node_of, const std::vector<int>& local_of);
+/// The ranks that explain bad groups, and the groups that none explains.
+struct GroupBlame {
+  std::vector<int> ranks = {};
+  std::vector<GroupResult> rest = {};
+};
+/// Returns the ranks that are in a bad node and on a bad rail, if only one node or one rail is bad; and the
+/// few ranks of a group that see its sum wrong. A group with one of the ranks `known` needs no other.
+GroupBlame blame_groups(const std::vector<GroupResult>& bad, const std::vector<int>& known);
+/// Returns "node 1", "rail 0".
+std::string group_name(const GroupResult& group);
+/// Returns the groups more than 20 % below the median of the others of their kind and size.
+std::vector<GroupResult> slow_groups(const std::vector<GroupResult>& groups);
+std::vector<GroupResult> wrong_groups(const std::vector<GroupResult>& groups);
+/// Returns "node 1 and rail 1": the groups among `bad` that a rank is in.
+std::string groups_with(const std::vector<GroupResult>& bad, int rank);
+/// Returns "rank 0, rank 1 and 6 more".
+std::string ranks_text(const std::vector<int>& ranks);
+
 /// Returns the rank that the others wait for, since its own time of an operation is less than half of any
 /// other's; -1: none. `late_us`: less than the median.
 int late_rank(const std::vector<double>& times, double& late_us);
@@ -96,12 +134,15 @@ int late_rank(const std::vector<double>& times, double& late_us);
 std::string table_head(const BenchReport& report);
 std::string table_line(const BenchReport& report, const BenchRow& row);
 std::string table_foot(const BenchReport& report);
-/// Returns the matrix of bandwidths, the latencies, and the outliers(). An outlier is more than 20 % below
-/// the median of its kind (pairs in a node, between nodes; of GPUs, on one rail). A rank with most of the
-/// outliers stands for them.
+/// Returns the matrix of bandwidths, the latencies, the groups, and what is slow. An outlier is more than
+/// 20 % below the median of the others of its kind (pairs in a node, between nodes; of GPUs, on one rail). A
+/// rank with most of the outliers stands for them.
 std::string pairs_text(const BenchReport& report);
 std::vector<PairResult> outliers(const std::vector<PairResult>& pairs);
 
+/// Parts of a record. `bytes`: of the pairs' messages.
+nlohmann::ordered_json pairs_json(const std::vector<PairResult>& all, std::size_t bytes);
+nlohmann::ordered_json groups_json(const std::vector<GroupResult>& groups);
 /// Returns why the run fails; empty: it passed.
 std::string verdict(const BenchReport& report);
 /// Returns a record on one line; docs/users/train.md has the schema.

@@ -477,4 +477,48 @@ Result<std::vector<PairResult>> measure_pairs(const BenchOptions& options,
   return pairs;
 }
 
+Result<std::vector<GroupResult>> measure_groups(const BenchOptions& options,
+                                                const WorkerEnvironment& environment, Communicator& gpus) {
+  const RankPlaces places = DDP_TRY(gather_places(environment, gpus));
+  if (!places.knows_nodes()) return std::vector<GroupResult>();
+  BenchOptions sums = options;
+  sums.operation = BenchOperation::kAllReduce;
+  const std::size_t bytes = std::max(options.max_bytes / sizeof(float), std::size_t{1}) * sizeof(float);
+  std::vector<GroupResult> groups = groups_of(places.node_of, places.local_of);
+  for (const bool is_rail : {false, true}) {
+    if (std::ranges::count(groups, is_rail, &GroupResult::is_rail) == 0) continue;
+    const auto own = std::ranges::find_if(groups, [&](const GroupResult& group) {
+      return group.is_rail == is_rail && std::ranges::count(group.ranks, gpus.rank()) != 0;
+    });
+    std::uint64_t mine[4] = {};  // nanoseconds, wrong elements, whether this rank has some, the late rank
+    if (own == groups.end()) {
+      DDP_TRY(gpus.split(-1, 0, 0));
+    } else {
+      const int number = static_cast<int>(std::ranges::find(own->ranks, gpus.rank()) - own->ranks.begin());
+      const auto part = DDP_TRY(gpus.split(own->number, number, static_cast<int>(own->ranks.size())));
+      const auto memory = DDP_TRY(BenchMemory::make(*part, memory_of(sums, bytes)));
+      const BenchRow row = DDP_TRY(measure_row(sums, *memory, bytes));
+      mine[0] = nanoseconds(row.mean_us);
+      mine[1] = static_cast<std::uint64_t>(std::max<std::int64_t>(row.wrong, 0));
+      mine[2] = static_cast<std::uint64_t>(std::ranges::count(row.witnesses, number));
+      mine[3] = static_cast<std::uint64_t>(row.late + 1);
+    }
+    const auto all = DDP_TRY(gpus.all_gather(mine));
+    const auto of = [&](int rank) { return all.data() + std::size(mine) * static_cast<std::size_t>(rank); };
+    for (GroupResult& group : groups) {
+      if (group.is_rail != is_rail) continue;
+      const std::uint64_t* const first = of(group.ranks.front());  // its ranks have the same row
+      BenchRow row{bytes};
+      row.mean_us = static_cast<double>(first[0]) / 1e3;
+      group.bandwidth =
+          row.algbw(bus_factor(BenchOperation::kAllReduce, static_cast<int>(group.ranks.size())));
+      group.wrong = first[1];
+      std::ranges::copy_if(group.ranks, std::back_inserter(group.witnesses),
+                           [&](int rank) { return of(rank)[2] != 0; });
+      if (first[3] != 0) group.late = group.ranks[first[3] - 1];
+    }
+  }
+  return groups;
+}
+
 }  // namespace ddp::train

@@ -55,4 +55,9 @@ Result<std::vector<PairResult>> measure_pairs(const BenchOptions& options,
                                               const WorkerEnvironment& environment, const CommWorld& world,
                                               Communicator* gpus);
 
+/// Measures an all-reduce of `options.max_bytes` in each of groups_of() GPUs, and compares its result. All
+/// ranks call it and get the same groups. Empty: the nodes of the ranks are not known.
+Result<std::vector<GroupResult>> measure_groups(const BenchOptions& options,
+                                                const WorkerEnvironment& environment, Communicator& gpus);
+
 }  // namespace ddp::train

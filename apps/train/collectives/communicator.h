@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <ranges>
 #include <span>
 #include <string>
@@ -182,6 +183,12 @@ class Communicator {
   /// Returns GPU memory for faster operations, valid as long as this object; empty: there is none. All ranks
   /// call it with the same size, before their first operation.
   virtual DeviceMemory share_device_memory(std::size_t) { return {}; }
+
+  /// Returns a communicator of the ranks with one `color`; null if it is below 0. `rank` and `size`: of this
+  /// rank in its part. All ranks call it. It ends with this one.
+  virtual Result<std::unique_ptr<Communicator>> split(int /*color*/, int /*rank*/, int /*size*/) {
+    return Error{ErrorCode::kInternal, "this transport has no groups of ranks"};
+  }
 
  protected:
   /// Returns how many bytes of each rank are gathered at once, so that no rank needs room for all twice.

@@ -147,10 +147,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kSumBytes = std::size_t{16} << 20;
+constexpr std::size_t kPairBytes = std::size_t{1} << 20;
+
 BenchOptions pair_options(const HealthOptions& options) {
   BenchOptions pairs;
   pairs.operation = BenchOperation::kPairs;
-  pairs.max_bytes = std::size_t{1} << 20;
+  pairs.max_bytes = kPairBytes;
   pairs.iterations = pairs.check = 8;
   pairs.comm_timeout = options.comm_timeout;
   return pairs;
@@ -183,9 +185,11 @@ Result<std::uint64_t> test_sum(Communicator& world, int times, bool inject) {
 
 using OrderedJson = nlohmann::ordered_json;
 
+/// Returns "rank 1 on gpu02, CPU: "; empty for the job.
 std::string whose(const HealthReport& report, int rank) {
+  if (rank == HealthDiagnostic::kJob) return "";
   const HealthFigures& figures = report.ranks[static_cast<std::size_t>(rank)];
-  return "rank " + std::to_string(rank) + " on " + figures.host + ", " + figures.device;
+  return "rank " + std::to_string(rank) + " on " + figures.host + ", " + figures.device + ": ";
 }
 
 OrderedJson rank_json(const HealthFigures& f, std::size_t rank) {
@@ -230,23 +234,14 @@ OrderedJson rank_json(const HealthFigures& f, std::size_t rank) {
   return json;
 }
 
-OrderedJson pair_json(const PairResult& pair) {
-  return {{"ranks", {pair.first, pair.second}},
-          {"same_node", pair.same_node},
-          {"failed", pair.failed},
-          {"wrong", pair.wrong},
-          {"latency_us", rounded(pair.latency_us, 3)},
-          {"bandwidth_gbps", rounded(pair.bandwidth, 4)}};
-}
-
 OrderedJson finding_json(const HealthReport& report, const HealthDiagnostic& diagnostic) {
+  OrderedJson json{{"level", diagnostic.error ? "error" : "warning"},
+                   {"item", diagnostic.item},
+                   {"text", diagnostic.text}};
+  if (diagnostic.rank == HealthDiagnostic::kJob) return json;
   const HealthFigures& figures = report.ranks[static_cast<std::size_t>(diagnostic.rank)];
-  return {{"level", diagnostic.error ? "error" : "warning"},
-          {"rank", diagnostic.rank},
-          {"host", figures.host},
-          {"device", figures.device},
-          {"item", diagnostic.item},
-          {"text", diagnostic.text}};
+  json.update({{"rank", diagnostic.rank}, {"host", figures.host}, {"device", figures.device}});
+  return json;
 }
 
 }  // namespace
@@ -269,8 +264,7 @@ std::string health_text(const HealthReport& report, const std::vector<HealthDiag
   }
   text += speed_table(report);
   for (const HealthDiagnostic& diagnostic : diagnostics) {
-    if (!diagnostic.error)
-      text += "# warning: " + whose(report, diagnostic.rank) + ": " + diagnostic.text + "\n";
+    if (!diagnostic.error) text += "# warning: " + whose(report, diagnostic.rank) + diagnostic.text + "\n";
   }
   return text;
 }
@@ -278,22 +272,20 @@ std::string health_text(const HealthReport& report, const std::vector<HealthDiag
 std::vector<std::string> failure_lines(const HealthReport& report,
                                        const std::vector<HealthDiagnostic>& diagnostics) {
   std::vector<std::string> lines;
-  for (int rank = 0; rank < static_cast<int>(report.ranks.size()); ++rank) {
+  for (int rank = HealthDiagnostic::kJob; rank < static_cast<int>(report.ranks.size()); ++rank) {
     std::string text;
     for (const HealthDiagnostic& diagnostic : diagnostics) {
       if (diagnostic.error && diagnostic.rank == rank) text += (text.empty() ? "" : "; ") + diagnostic.text;
     }
-    if (!text.empty()) lines.push_back(whose(report, rank) + ": " + text);
+    if (!text.empty()) lines.push_back(whose(report, rank) + text);
   }
   return lines;
 }
 
 std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
-  OrderedJson ranks = OrderedJson::array(), pairs = OrderedJson::array(), faults = OrderedJson::array();
+  OrderedJson ranks = OrderedJson::array(), faults = OrderedJson::array();
   for (std::size_t i = 0; i < report.ranks.size(); ++i)
     ranks.push_back(rank_json(report.ranks[i], i));
-  for (const PairResult& pair : report.pairs)
-    pairs.push_back(pair_json(pair));
   for (const HealthDiagnostic& diagnostic : diagnostics)
     faults.push_back(finding_json(report, diagnostic));
   OrderedJson record = begin_record("health", 0, static_cast<int>(report.ranks.size()));
@@ -301,7 +293,8 @@ std::string health_json(const HealthReport& report, const std::vector<HealthDiag
                  {"nodes", report.nodes},
                  {"backend", report.backend},
                  {"ranks", ranks},
-                 {"pairs", pairs},
+                 {"pairs", pairs_json(report.pairs, kPairBytes)},
+                 {"groups", groups_json(report.groups)},
                  {"findings", faults},
                  {"tested", report.tested},
                  {"passed", failure_lines(report, diagnostics).empty()}});
@@ -520,6 +513,7 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   if (over_nccl) gpus = DDP_TRY(join_gpus(environment, world_options, *world.directory));
   if (all.world_size() > 1)
     report.pairs = DDP_TRY(measure_pairs(pair_options(options), environment, world, gpus.get()));
+  if (gpus != nullptr) report.groups = DDP_TRY(measure_groups(pair_options(options), environment, *gpus));
   const bool inject = injected(options, environment, HealthFault::kSum);
   mine.wrong_sums = DDP_TRY(test_sum(gpus ? *gpus : all, kSums, inject));
   DDP_TRY(gather_figures(all, mine, report));
@@ -589,7 +583,10 @@ int run_health(int argc, const char* const* argv) {
   if (speaks) written = report_health(options, report, diagnostics);
   // No rank exits before rank 0 has reported everything; otherwise its exit would be taken for the cause.
   if (auto done = share_outcome(*world->communicator, written); !done) return end_with(done.error().text);
-  return has_failed(diagnostics, environment->rank) ? kHealthFailed : 0;
+  // Rank 0 stands for the job.
+  const bool has_fault = has_failed(diagnostics, environment->rank) ||
+                         (speaks && has_failed(diagnostics, HealthDiagnostic::kJob));
+  return has_fault ? kHealthFailed : 0;
 }
 
 }  // namespace ddp::train

@@ -132,6 +132,12 @@ DeviceMemory NcclCommunicator::share_device_memory(std::size_t bytes) {
   return comms_->share_memory(comm_, bytes);
 }
 
+Result<std::unique_ptr<Communicator>> NcclCommunicator::split(int color, int rank, int size) {
+  auto* const part = DDP_TRY(comms_->split(comm_, color, rank));
+  if (part == nullptr) return std::unique_ptr<Communicator>();
+  return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(comms_, part, rank, size));
+}
+
 namespace {
 
 /// A communicator with nodes as ranks. The first rank of each node has a lane to the others and passes

@@ -93,6 +93,7 @@ class NcclCommunicator final : public Communicator {
   Result<> wait_for_device(const IsDeviceDone& done, std::string_view operation) override;
   void on_end(GraphOwner owner) override;
   DeviceMemory share_device_memory(std::size_t bytes) override;
+  Result<std::unique_ptr<Communicator>> split(int color, int rank, int size) override;
 
  private:
   std::shared_ptr<NcclComms> comms_;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -18,10 +19,12 @@ namespace {
 constexpr double kSlow = 0.8;  ///< part of the median
 constexpr std::size_t kNameFields = 8, kTroubleFields = 24, kLibraryFields = 24;
 
-void put_text(std::vector<std::uint64_t>& words, std::string_view text, std::size_t count) {
-  const std::size_t begin = words.size();
+/// A text that is cut ends in "...".
+void put_text(std::vector<std::uint64_t>& words, std::string text, std::size_t count) {
+  const std::size_t begin = words.size(), most = count * sizeof(std::uint64_t) - 1;
   words.resize(begin + count);
-  std::memcpy(words.data() + begin, text.data(), std::min(text.size(), count * 8 - 1));
+  if (text.size() > most) text = text.substr(0, most - 3) + "...";
+  std::memcpy(words.data() + begin, text.data(), text.size());
 }
 
 std::string take_text(const std::uint64_t*& words, std::size_t count) {
@@ -130,6 +133,7 @@ constexpr Column kColumns[] = {
 
 /// Pauses that cost less are usual on a busy machine.
 constexpr double kMostLost = 0.05;
+constexpr std::size_t kMostPlaces = 8;  ///< that a message names
 
 class HealthEvaluator {
  public:
@@ -212,33 +216,33 @@ class HealthEvaluator {
       for (const HealthFigures& f : report_.ranks) {
         if (speed.of(f) > 0) known[kind(f)].push_back(speed.of(f));
       }
+      for (auto& [name, values] : known)
+        std::ranges::sort(values);
       for (std::size_t i = 0; i < report_.ranks.size(); ++i) {
         const HealthFigures& f = report_.ranks[i];
-        const double own = speed.of(f), median = own > 0 ? median_of(known[kind(f)]) : 0;
+        const double own = speed.of(f), median = own > 0 ? median_of_others(known[kind(f)], own) : 0;
         if (own >= kSlow * median) continue;
         const bool of_threads = speed.of == per_thread && !f.gpu;
         add(false, static_cast<int>(i), "slow",
-            format_text("%.1f %s%s, %.0f %% under the median", own, speed.unit,
+            format_text("%.1f %s%s, %.0f %% under the median of the others", own, speed.unit,
                         of_threads ? " for each thread" : "", 100 * (1 - own / median)));
       }
     }
   }
 
-  /// The lower median: of two ranks the one that pauses is named.
   void diagnose_pauses() {
     std::vector<double> parts;
     for (const HealthFigures& f : report_.ranks)
       parts.push_back(f.step_lost);
-    if (parts.empty()) return;
     std::ranges::sort(parts);
-    const double median = parts[(parts.size() - 1) / 2];
-    for (std::size_t i = 0; i < report_.ranks.size(); ++i) {
+    for (std::size_t i = 0; parts.size() > 1 && i < report_.ranks.size(); ++i) {
       const HealthFigures& f = report_.ranks[i];
+      const double median = median_of_others(parts, f.step_lost);
       if (f.step_lost < kMostLost || f.step_lost < 2 * median) continue;
       add(false, static_cast<int>(i), "pause",
           format_text(
               "lost %.1f %% of its time in pauses: 1 %% of its training steps take %.1f ms or more, half "
-              "of them %.1f ms; the median rank lost %.1f %%",
+              "of them %.1f ms; the median of the others is %.1f %%",
               100 * f.step_lost, 1e3 * f.step_p99, 1e3 * f.step_p50, 100 * median));
     }
   }
@@ -249,12 +253,15 @@ class HealthEvaluator {
     std::vector<PairResult> good, bad;
     for (const PairResult& pair : report_.pairs)
       (pair.failed || pair.wrong > 0 ? bad : good).push_back(pair);
-    const std::vector<int> culprits = blame_by_majority(world, bad);
-    for (const PairResult& pair : bad) {
-      for (const auto& [rank, other] : ends_of(pair, culprits))
-        add(true, rank, "pair",
-            pair.failed ? "could not exchange messages with " + rank_on_host(other)
-                        : counted(pair.wrong, "wrong byte") + " in the exchange with " + rank_on_host(other));
+    std::vector<int> culprits = blame_by_majority(world, bad);
+    if (!diagnose_pairs_everywhere(bad, culprits)) {
+      for (const PairResult& pair : bad) {
+        for (const auto& [rank, other] : ends_of(pair, culprits))
+          add(true, rank, "pair",
+              pair.failed
+                  ? "could not exchange messages with " + rank_on_host(other)
+                  : counted(pair.wrong, "wrong byte") + " in the exchange with " + rank_on_host(other));
+      }
     }
     const std::vector<PairResult> slow = outliers(good);
     const std::vector<int> slow_ranks = blame_by_majority(world, slow);
@@ -262,22 +269,77 @@ class HealthEvaluator {
       const auto [rank, other] = ends_of(pair, slow_ranks).front();
       add(false, rank, "pair",
           format_text("%.2f GB/s with ", pair.bandwidth) + rank_on_host(other) +
-              ", more than 20 % under the median");
+              ", more than 20 % under the median of the others");
     }
-    diagnose_sums(culprits);
+    diagnose_groups(slow_groups(report_.groups), slow_ranks, false, "slow", "all-reduces in ",
+                    " are more than 20 % under the median of the others");
+    const std::vector<GroupResult> wrong = wrong_groups(report_.groups);
+    const auto more = diagnose_groups(wrong, culprits, true, "sum", "sums in ", " are wrong");
+    culprits.insert(culprits.end(), more.begin(), more.end());
+    diagnose_sums(culprits, !bad.empty() || !wrong.empty());
   }
 
-  /// A sum that few ranks have wrong was right until its last step to them.
-  void diagnose_sums(const std::vector<int>& culprits) {
+  /// If most ranks have a part in bad pairs and none stands out, the job has one error. Returns whether this
+  /// is so.
+  bool diagnose_pairs_everywhere(const std::vector<PairResult>& bad, const std::vector<int>& culprits) {
+    std::map<int, std::size_t> ends;  // with the number of their bad pairs
+    std::set<std::string> places;
+    for (const PairResult& pair : bad) {
+      ++ends[pair.first];
+      ++ends[pair.second];
+      const std::string &first = host_of(pair.first), &second = host_of(pair.second);
+      places.insert(first == second ? "in " + first : "between " + first + " and " + second);
+    }
+    const bool has_common_end =
+        std::ranges::any_of(ends, [&](const auto& end) { return end.second == bad.size(); });
+    if (!culprits.empty() || has_common_end || 2 * ends.size() <= report_.ranks.size()) return false;
+    add(true, HealthDiagnostic::kJob, "pair",
+        "wrong bytes or no connection in " + std::to_string(bad.size()) + " of " +
+            counted(report_.pairs.size(), "pair") + " of ranks, " +
+            join_some({places.begin(), places.end()}, kMostPlaces) +
+            ", and no single rank explains them; check the network of these hosts, and compare their "
+            "versions "
+            "of driver and NCCL");
+    return true;
+  }
+
+  /// Reports bad groups by their ranks, or for the job where no rank explains them. Returns the ranks.
+  std::vector<int> diagnose_groups(const std::vector<GroupResult>& bad, const std::vector<int>& known,
+                                   bool error, const char* item, const std::string& before,
+                                   const std::string& after) {
+    const GroupBlame blame = blame_groups(bad, known);
+    for (const int rank : blame.ranks)
+      add(error, rank, item, before + groups_with(bad, rank) + after);
+    std::vector<std::string> names;
+    for (const GroupResult& group : blame.rest) {
+      names.push_back(group_name(group) + " (" + ranks_text(group.ranks) + ")");
+      if (group.late >= 0) names.back() += format_text(" where rank %d comes late", group.late);
+    }
+    if (!names.empty())
+      add(error, HealthDiagnostic::kJob, item,
+          before + join_some(names, kMostPlaces) + after +
+              ", and no single rank explains it; test parts of these ranks by themselves");
+    return blame.ranks;
+  }
+
+  /// A sum that few ranks have wrong was right until its last step to them. If most have it wrong, they are
+  /// witnesses. `is_explained`: errors of pairs or groups are reported.
+  void diagnose_sums(const std::vector<int>& culprits, bool is_explained) {
     const auto seen = std::ranges::count_if(
         report_.ranks, [](const HealthFigures& figures) { return figures.wrong_sums > 0; });
-    const bool most_see_it = 2 * seen > std::ssize(report_.ranks);
+    const bool most_see_it = 2 * seen > std::ssize(report_.ranks) && report_.ranks.size() > 1;
     for (int rank = 0; rank < static_cast<int>(report_.ranks.size()); ++rank) {
       const std::uint64_t wrong = report_.ranks[static_cast<std::size_t>(rank)].wrong_sums;
-      const bool is_witness = most_see_it && !culprits.empty() && std::ranges::count(culprits, rank) == 0;
-      if (wrong > 0 && !is_witness)
+      if (wrong > 0 && (!most_see_it || std::ranges::count(culprits, rank) != 0))
         add(true, rank, "sum", counted(wrong, "wrong element") + " in the sum over all ranks");
     }
+    if (most_see_it && culprits.empty() && !is_explained)
+      add(true, HealthDiagnostic::kJob, "sum",
+          format_text(
+              "sums are wrong on %td of %zu ranks, and no single rank or pair explains it; run train "
+              "bench allreduce on halves of the hosts to find the fault, and compare their versions of "
+              "driver and NCCL",
+              seen, report_.ranks.size()));
   }
 
   /// Returns each end of a pair with the other end; only the culprits if there is one.
@@ -289,9 +351,8 @@ class HealthEvaluator {
     return named.empty() ? ends : named;
   }
 
-  std::string rank_on_host(int rank) const {
-    return format_text("rank %d on ", rank) + report_.ranks[static_cast<std::size_t>(rank)].host;
-  }
+  const std::string& host_of(int rank) const { return report_.ranks[static_cast<std::size_t>(rank)].host; }
+  std::string rank_on_host(int rank) const { return format_text("rank %d on ", rank) + host_of(rank); }
 
   const HealthReport& report_;
   std::vector<HealthDiagnostic> diagnostics_;

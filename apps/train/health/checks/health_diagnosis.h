@@ -81,14 +81,16 @@ std::vector<StepVerdict> compare_steps(std::span<const std::uint64_t> words, std
 struct HealthReport {
   std::vector<HealthFigures> ranks;
   std::vector<PairResult> pairs;
-  int nodes = 0;        ///< 0: unknown
-  std::string backend;  ///< as CommWorld::backend
-  std::string tested;   ///< tested_line()
+  std::vector<GroupResult> groups;  ///< of GPUs over NCCL
+  int nodes = 0;                    ///< 0: unknown
+  std::string backend;              ///< as CommWorld::backend
+  std::string tested;               ///< tested_line()
 };
 
 struct HealthDiagnostic {
+  static constexpr int kJob = -1;
   bool error = true;  ///< false: a warning
-  int rank = 0;
+  int rank = 0;       ///< kJob: no rank is known as the cause
   /// "device", "gemm", "gradient", "memory", "ecc", "xid", "rows", "pair", "sum", "slow", "pause", "link",
   /// "throttle"
   std::string item;
@@ -96,8 +98,9 @@ struct HealthDiagnostic {
 };
 
 /// Returns the verdict (sans-IO), by rank. Wrong values and devices that cannot be tested are errors.
-/// Slowness is a warning: ranks and pairs more than 20 % below the median of their kind, pauses, and reduced
-/// clocks.
+/// Slowness is a warning: ranks, pairs and groups more than 20 % below the median of the others of their
+/// kind, pauses, and reduced clocks. An error that all see alike and no rank explains is one error of the
+/// job.
 std::vector<HealthDiagnostic> diagnose_health(const HealthReport& report);
 
 /// Returns the table, with a line for each rank.
@@ -105,9 +108,11 @@ std::string health_text(const HealthReport& report, const std::vector<HealthDiag
 /// Returns the table of speeds, samples and counters of each rank and of the median rank. A column without
 /// any value is left out.
 std::string speed_table(const HealthReport& report);
-/// Returns one line for each rank that has errors: "rank 1 on gpu02, GPU 0 (…): …; …".
+/// Returns one line for each error of the job, and for each rank that has errors: "rank 1 on gpu02, GPU 0
+/// (…): …; …".
 std::vector<std::string> failure_lines(const HealthReport& report,
                                        const std::vector<HealthDiagnostic>& diagnostics);
+/// Returns whether the rank, or the job (kJob), has an error.
 bool has_failed(const std::vector<HealthDiagnostic>& diagnostics, int rank);
 /// Returns a record on one line; docs/users/acceptance.md has the keys.
 std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics);

@@ -42,6 +42,13 @@ TEST_CASE("A diagnostic of a rank is reported for its host") {
   CHECK(found[1].nodes == std::vector<std::size_t>{0});
 }
 
+TEST_CASE("A diagnostic without a rank is one of the job") {
+  const auto found = deep_diagnostics(
+      two_nodes(), health("{\"level\":\"error\",\"item\":\"sum\",\"text\":\"sums are wrong\"}", false, 1));
+  REQUIRE(found.size() == 1);
+  CHECK(found[0] == CheckDiagnostic{CheckDiagnostic::Severity::kError, "health", {}, "sums are wrong", ""});
+}
+
 TEST_CASE("A passed test has no diagnostics, a test that reported nothing or failed otherwise has one") {
   CHECK(deep_diagnostics(two_nodes(), health("", true, 0)).empty());
   CHECK(deep_diagnostics(two_nodes(), health("", true, 137)).front().text ==

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -55,6 +56,130 @@ TEST_CASE("the rank with most of the bad pairs is blamed, not its peers") {
   CHECK(blame_by_majority(3, {{0, 1}, {0, 2}, {1, 2}}).empty());  // everything
   CHECK(blame_by_majority(3, {{0, 1}, {2, 2}}) == Ranks{2});
   CHECK(blame_by_majority(3, {}).empty());
+}
+
+TEST_CASE("a value is judged by the median of the others") {
+  CHECK(median_of_others({}, 1) == 0);
+  CHECK(median_of_others({1}, 1) == 0);
+  CHECK(median_of_others({1, 5}, 1) == 5);
+  CHECK(median_of_others({1, 5}, 5) == 1);
+  CHECK(median_of_others({1, 1, 5}, 1) == 5);
+  CHECK(median_of_others({1, 5, 5}, 5) == 5);
+  CHECK(median_of_others({1, 2, 3, 4}, 1) == 3);
+  CHECK(median_of_others({1, 2, 3, 4}, 4) == 2);
+}
+
+TEST_CASE("the pairs of one slow rank are slow, with two, three and four ranks on a node") {
+  for (const int world : {2, 3, 4}) {
+    BenchReport report;
+    report.world = world;
+    for (int a = 0; a < world; ++a)
+      for (int b = a + 1; b < world; ++b)
+        report.pairs.push_back({a, b, true, 1, b == world - 1 ? 2.0 + a : 10.0});
+    const auto slow = outliers(report.pairs);
+    if (world == 2) {  // one pair: there are no others
+      CHECK(slow.empty());
+      continue;
+    }
+    CHECK(std::ssize(slow) == world - 1);
+    CHECK(blame_by_majority(world, slow) == std::vector<int>{world - 1});
+    CHECK_THAT(pairs_text(report),
+               Catch::Matchers::ContainsSubstring("# slow: rank " + std::to_string(world - 1) +
+                                                  ": more than 20 % under the median of the others in "));
+  }
+}
+
+TEST_CASE("groups are the ranks of each node, and of each local rank") {
+  const auto text = [](const std::vector<int>& node_of, const std::vector<int>& local_of) {
+    std::string all;
+    for (const GroupResult& group : groups_of(node_of, local_of))
+      all += group_name(group) + ": " + ranks_text(group.ranks) + "; ";
+    return all;
+  };
+  CHECK(text({0, 0, 1, 1}, {0, 1, 0, 1}) ==
+        "node 0: rank 0, rank 1; node 1: rank 2, rank 3; rail 0: rank 0, rank 2; rail 1: rank 1, rank 3; ");
+  CHECK(text({0, 0, 0}, {0, 1, 2}) == "node 0: rank 0, rank 1, rank 2; ");
+  CHECK(text({0, 1, 2, 2}, {0, 0, 0, 1}) == "node 2: rank 2, rank 3; rail 0: rank 0, rank 1, rank 2; ");
+}
+
+TEST_CASE("the rank in a bad node and on a bad rail is blamed, or the few that see a wrong sum") {
+  // Three nodes of three ranks.
+  const auto all = groups_of({0, 0, 0, 1, 1, 1, 2, 2, 2}, {0, 1, 2, 0, 1, 2, 0, 1, 2});
+  REQUIRE(all.size() == 6);
+  const auto text = [&](const std::vector<std::size_t>& numbers, const std::vector<int>& known = {}) {
+    std::vector<GroupResult> bad;
+    for (const std::size_t number : numbers)
+      bad.push_back(all[number]);
+    const GroupBlame blame = blame_groups(bad, known);
+    std::string rest;
+    for (const GroupResult& group : blame.rest)
+      rest += "; " + group_name(group);
+    return ranks_text(blame.ranks) + rest;
+  };
+  CHECK(text({1, 5}) == "rank 5");
+  CHECK(text({1, 3, 5}) == "rank 3, rank 5");
+  CHECK(text({0, 1, 3}) == "rank 0, rank 3");
+  CHECK(text({1}) == "; node 1");
+  CHECK(text({3}) == "; rail 0");
+  CHECK(text({0, 1, 3, 4}) == "; node 0; node 1; rail 0; rail 1");  // several ranks would explain it
+  CHECK(text({1, 5}, {5}) == "");
+  CHECK(text({0, 1, 5}, {5}) == "; node 0");
+  GroupResult group = all[0];
+  group.witnesses = {2};
+  CHECK(blame_groups({group}, {}).ranks == std::vector<int>{2});
+  group.witnesses = {0, 2};
+  CHECK(blame_groups({group}, {}).rest.size() == 1);
+}
+
+TEST_CASE("slow and wrong groups are reported with the rank that explains them") {
+  BenchReport report;
+  report.operation = BenchOperation::kPairs;
+  report.world = 4;
+  report.pair_bytes = 4096;
+  report.groups = groups_of({0, 0, 1, 1}, {0, 1, 0, 1});
+  for (GroupResult& group : report.groups)
+    group.bandwidth = 10;
+  CHECK_THAT(pairs_text(report), Catch::Matchers::EndsWith("#  node 0, 2 ranks: 10.00 GB/s\n"
+                                                           "#  node 1, 2 ranks: 10.00 GB/s\n"
+                                                           "#  rail 0, 2 ranks: 10.00 GB/s\n"
+                                                           "#  rail 1, 2 ranks: 10.00 GB/s\n"));
+  report.groups[1].bandwidth = report.groups[2].bandwidth = 3;
+  CHECK_THAT(pairs_text(report),
+             Catch::Matchers::EndsWith(
+                 "# slow: rank 2: node 1 and rail 0 are more than 20 % under the median of the others\n"));
+  report.groups[2].bandwidth = 10;
+  report.groups[1].late = 3;
+  CHECK_THAT(
+      pairs_text(report),
+      Catch::Matchers::EndsWith("# slow: node 1 (rank 2, rank 3): more than 20 % under the median of the "
+                                "others; rank 3 comes late\n"));
+  CHECK(verdict(report).empty());
+  report.groups[1].wrong = 2;
+  report.groups[1].witnesses = {2, 3};
+  CHECK(verdict(report) == "wrong sums in node 1 (rank 2, rank 3)");
+  report.groups[3].wrong = 2;
+  report.groups[3].witnesses = {1, 3};
+  CHECK(verdict(report) == "rank 3: wrong sums in node 1 and rail 1");
+  report.pairs = {{0, 1, true, 1, 10}, {0, 3, false, 1, 10, 4}, {1, 3, false, 1, 10, 4}};
+  CHECK(verdict(report) == "rank 3: wrong bytes or no connection in 2 of 3 pairs");
+  CHECK_THAT(report_json(report),
+             Catch::Matchers::ContainsSubstring(
+                 "\"groups\":[{\"kind\":\"node\",\"number\":0,\"ranks\":[0,1],\"busbw_gbps\":10.0,"
+                 "\"wrong\":0,\"wrong_ranks\":[],\"late_rank\":null,\"outlier\":false}"));
+}
+
+TEST_CASE("the rank with most pairs under --min-busbw is named") {
+  BenchReport report;
+  report.operation = BenchOperation::kPairs;
+  report.world = 4;
+  report.min_busbw = 4;
+  for (int a = 0; a < 4; ++a)
+    for (int b = a + 1; b < 4; ++b)
+      report.pairs.push_back({a, b, true, 1, b == 3 ? 2.0 : 10.0});
+  CHECK(verdict(report) == "rank 3: under --min-busbw 4 in 3 of 3 pairs");
+  report.pairs.front().bandwidth = 1;
+  CHECK(verdict(report) ==
+        "rank 3: under --min-busbw 4 in 3 of 3 pairs, rank 0 - rank 1: 1.00 GB/s is under --min-busbw 4");
 }
 
 TEST_CASE("a rank is late if its own time is less than half of all others'") {
@@ -135,15 +260,15 @@ TEST_CASE("a verdict names each result that is wrong or too slow") {
 
 TEST_CASE("pairs are compared with other pairs of their kind") {
   CHECK(outliers(pairs_of(5.0).pairs).empty());
-  CHECK_THAT(pairs_text(pairs_of(5.0)),
-             Catch::Matchers::ContainsSubstring("# no pair is more than 20 % under the median\n"));
+  CHECK_THAT(pairs_text(pairs_of(5.0)), Catch::Matchers::ContainsSubstring(
+                                            "# no pair is more than 20 % under the median of the others\n"));
   BenchReport report = pairs_of(5.0);
   report.world = 4;
   report.pairs.push_back({1, 3, false, 30, 3.9});
   REQUIRE(outliers(report.pairs).size() == 1);
   const std::string text = pairs_text(report);
   CHECK_THAT(text, Catch::Matchers::ContainsSubstring(
-                       "# slow: rank 1 - rank 3: 3.90 GB/s, 22 % under the median\n"));
+                       "# slow: rank 1 - rank 3: 3.90 GB/s, 22 % under the median of the others\n"));
   CHECK_THAT(text, Catch::Matchers::ContainsSubstring("      1   20.00       -    5.00    3.90\n"));
   CHECK_THAT(text, Catch::Matchers::ContainsSubstring(
                        "# median between nodes: 5.00 GB/s\n# median in a node: 20.00 GB/s\n"));
