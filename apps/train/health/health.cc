@@ -193,44 +193,12 @@ std::string whose(const HealthReport& report, int rank) {
 }
 
 OrderedJson rank_json(const HealthFigures& f, std::size_t rank) {
-  OrderedJson json{{"rank", rank},
-                   {"host", f.host},
-                   {"device", f.device},
-                   {"trouble", f.trouble},
-                   {"threads", f.threads},
-                   {"products", f.products},
-                   {"wrong_products", f.wrong_products},
-                   {"other_products", f.other_products},
-                   {"gflops", rounded(f.gflops, 3)},
-                   {"memory_bytes", f.memory},
-                   {"wrong_words", f.wrong_words},
-                   {"wrong_sums", f.wrong_sums},
-                   {"throttled", f.throttled},
-                   {"memory_gbps", rounded(f.memory_gbps, 3)},
-                   {"steps", f.steps},
-                   {"other_steps", f.other_steps},
-                   {"unclear_steps", f.unclear_steps},
-                   {"step_ms", rounded(1e3 * f.step_p50, 3)},
-                   {"step_p99_ms", rounded(1e3 * f.step_p99, 3)},
-                   {"lost_part", rounded(f.step_lost, 4)}};
-  if (f.gpu) {
-    json.update({{"products_by", f.products_by},
-                 {"bf16_gflops", rounded(f.bf16_gflops, 3)},
-                 {"fp8_gflops", rounded(f.fp8_gflops, 3)},
-                 {"to_gpu_gbps", rounded(f.to_gpu_gbps, 3)},
-                 {"from_gpu_gbps", rounded(f.from_gpu_gbps, 3)},
-                 {"watts", f.watts},
-                 {"pcie_replays", f.pcie_replays},
-                 {"nvlink_errors", f.nvlink_errors},
-                 {"remapped_rows", f.remapped_rows},
-                 {"ecc_corrected", f.ecc_corrected},
-                 {"ecc_uncorrected", f.ecc_uncorrected},
-                 {"throttle_reasons", f.throttle_reasons},
-                 {"temperature", f.temperature},
-                 {"clock_mhz", f.clock},
-                 {"most_clock_mhz", f.most_clock},
-                 {"xids", f.xids}});
-  }
+  OrderedJson json{{"rank", rank}, {"host", f.host}, {"device", f.device}, {"trouble", f.trouble}};
+  if (f.gpu) json["products_by"] = f.products_by;
+  for (const HealthCount& count : kHealthCounts)
+    if (*count.key != '\0' && (f.gpu || !count.of_gpu)) json[count.key] = f.*count.field;
+  for (const HealthSpeed& speed : kHealthSpeeds)
+    if (f.gpu || !speed.of_gpu) json[speed.key] = rounded(speed.factor * (f.*speed.field), 4);
   return json;
 }
 

@@ -53,7 +53,8 @@ class Health(unittest.TestCase):
         self.assertGreaterEqual(record["ranks"][0]["steps"], 32)
         # On a busy machine both ranks pause; the unit test has the limit above which a rank is named.
         first, second = record["ranks"]
-        self.assertGreater(second["lost_part"], max(0.05, first["lost_part"]), record)
+        # Where a step takes as long as a slice, all steps have a pause, and the rank is slow instead.
+        self.assertTrue(second["lost_part"] > max(0.05, first["lost_part"]) or second["step_ms"] > 1.5 * first["step_ms"], record)
 
 
 if __name__ == "__main__":

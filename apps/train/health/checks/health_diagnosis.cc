@@ -33,44 +33,6 @@ std::string take_text(const std::uint64_t*& words, std::size_t count) {
   return {text, ::strnlen(text, count * 8)};
 }
 
-/// Returns pointers to the numbers, in the order of pack_figures().
-template <class Figures>
-auto numbers_of(Figures& f) {
-  return std::vector{&f.threads,
-                     &f.products,
-                     &f.wrong_products,
-                     &f.other_products,
-                     &f.memory,
-                     &f.wrong_words,
-                     &f.first_wrong,
-                     &f.wrong_bits,
-                     &f.throttled,
-                     &f.wrong_sums,
-                     &f.ecc_corrected,
-                     &f.ecc_uncorrected,
-                     &f.throttle_reasons,
-                     &f.temperature,
-                     &f.clock,
-                     &f.most_clock,
-                     &f.xids,
-                     &f.last_xid,
-                     &f.steps,
-                     &f.other_steps,
-                     &f.unclear_steps,
-                     &f.watts,
-                     &f.pcie_replays,
-                     &f.nvlink_errors,
-                     &f.remapped_rows,
-                     &f.remap_waits};
-}
-
-/// The same for the fractions.
-template <class Figures>
-auto fractions_of(Figures& f) {
-  return std::vector{&f.gflops,        &f.bf16_gflops, &f.fp8_gflops, &f.memory_gbps, &f.to_gpu_gbps,
-                     &f.from_gpu_gbps, &f.step_p50,    &f.step_p99,   &f.step_lost};
-}
-
 double per_thread(const HealthFigures& figures) {
   return figures.gflops / static_cast<double>(std::max<std::uint64_t>(figures.threads, 1));
 }
@@ -363,10 +325,10 @@ class HealthEvaluator {
 std::vector<std::uint64_t> pack_figures(const HealthFigures& figures) {
   std::vector<std::uint64_t> words;
   words.push_back(figures.gpu ? 1 : 0);
-  for (const double* fraction : fractions_of(figures))
-    words.push_back(std::bit_cast<std::uint64_t>(*fraction));
-  for (const std::uint64_t* number : numbers_of(figures))
-    words.push_back(*number);
+  for (const HealthSpeed& speed : kHealthSpeeds)
+    words.push_back(std::bit_cast<std::uint64_t>(figures.*speed.field));
+  for (const HealthCount& count : kHealthCounts)
+    words.push_back(figures.*count.field);
   put_text(words, figures.host, kNameFields);
   put_text(words, figures.device, kNameFields);
   put_text(words, figures.trouble, kTroubleFields);
@@ -377,10 +339,10 @@ std::vector<std::uint64_t> pack_figures(const HealthFigures& figures) {
 HealthFigures unpack_figures(const std::uint64_t* words) {
   HealthFigures figures;
   figures.gpu = *words++ != 0;
-  for (double* fraction : fractions_of(figures))
-    *fraction = std::bit_cast<double>(*words++);
-  for (std::uint64_t* number : numbers_of(figures))
-    *number = *words++;
+  for (const HealthSpeed& speed : kHealthSpeeds)
+    figures.*speed.field = std::bit_cast<double>(*words++);
+  for (const HealthCount& count : kHealthCounts)
+    figures.*count.field = *words++;
   figures.host = take_text(words, kNameFields);
   figures.device = take_text(words, kNameFields);
   figures.trouble = take_text(words, kTroubleFields);
@@ -389,34 +351,35 @@ HealthFigures unpack_figures(const std::uint64_t* words) {
 }
 
 void HealthFigures::add(const HealthFigures& round) {
-  const auto lower = [](auto& to, auto value) {
-    if (to == 0 || (value != 0 && value < to)) to = value;
+  const auto take = [](RoundRule rule, auto& to, auto value) {
+    switch (rule) {
+      case RoundRule::kSum:
+        to += value;
+        return;
+      case RoundRule::kMost:
+        to = std::max(to, value);
+        return;
+      case RoundRule::kLeast:
+        if (to == 0 || (value != 0 && value < to)) to = value;
+        return;
+      case RoundRule::kLast:
+        if (value != 0) to = value;
+        return;
+    }
   };
   host = round.host.empty() ? host : round.host;
   device = round.device;
   if (trouble.empty()) trouble = round.trouble;
   if (!round.products_by.empty()) products_by = round.products_by;
   gpu = gpu || round.gpu;
-  threads = round.threads;
-  for (const auto count :
-       {&HealthFigures::products, &HealthFigures::wrong_products, &HealthFigures::other_products,
-        &HealthFigures::steps, &HealthFigures::other_steps, &HealthFigures::unclear_steps,
-        &HealthFigures::wrong_words, &HealthFigures::throttled, &HealthFigures::ecc_corrected,
-        &HealthFigures::ecc_uncorrected, &HealthFigures::xids, &HealthFigures::pcie_replays,
-        &HealthFigures::nvlink_errors, &HealthFigures::remapped_rows})
-    this->*count += round.*count;
-  for (const auto speed :
-       {&HealthFigures::gflops, &HealthFigures::bf16_gflops, &HealthFigures::fp8_gflops,
-        &HealthFigures::memory_gbps, &HealthFigures::to_gpu_gbps, &HealthFigures::from_gpu_gbps})
-    lower(this->*speed, round.*speed);
-  lower(clock, round.clock);
-  if (round.wrong_words > 0) first_wrong = round.first_wrong;
-  wrong_bits |= round.wrong_bits;
-  throttle_reasons |= round.throttle_reasons;
-  for (const auto sample : {&HealthFigures::memory, &HealthFigures::temperature, &HealthFigures::most_clock,
-                            &HealthFigures::watts, &HealthFigures::remap_waits})
-    this->*sample = std::max(this->*sample, round.*sample);
-  if (round.last_xid != 0) last_xid = round.last_xid;
+  const std::uint64_t bits = wrong_bits | round.wrong_bits,
+                      reasons = throttle_reasons | round.throttle_reasons;
+  for (const HealthSpeed& speed : kHealthSpeeds)
+    take(speed.rounds, this->*speed.field, round.*speed.field);
+  for (const HealthCount& count : kHealthCounts)
+    take(count.rounds, this->*count.field, round.*count.field);
+  wrong_bits = bits;
+  throttle_reasons = reasons;
 }
 
 std::vector<StepVerdict> compare_steps(std::span<const std::uint64_t> words, std::size_t stride,

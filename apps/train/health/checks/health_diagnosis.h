@@ -63,6 +63,62 @@ struct HealthFigures {
   void add(const HealthFigures& round);
 };
 
+/// How the figures of several rounds become one.
+enum class RoundRule : std::uint8_t { kSum, kMost, kLeast, kLast };
+
+/// A number of HealthFigures with its key in a record; empty: it has none.
+struct HealthCount {
+  const char* key;
+  std::uint64_t HealthFigures::*field;
+  RoundRule rounds = RoundRule::kSum;
+  bool of_gpu = false;  ///< only a GPU's record has it
+};
+inline constexpr HealthCount kHealthCounts[] = {
+    {"threads", &HealthFigures::threads, RoundRule::kLast},
+    {"products", &HealthFigures::products},
+    {"wrong_products", &HealthFigures::wrong_products},
+    {"other_products", &HealthFigures::other_products},
+    {"memory_bytes", &HealthFigures::memory, RoundRule::kMost},
+    {"wrong_words", &HealthFigures::wrong_words},
+    {"", &HealthFigures::first_wrong, RoundRule::kLast},
+    {"", &HealthFigures::wrong_bits},
+    {"wrong_sums", &HealthFigures::wrong_sums},
+    {"throttled", &HealthFigures::throttled},
+    {"steps", &HealthFigures::steps},
+    {"other_steps", &HealthFigures::other_steps},
+    {"unclear_steps", &HealthFigures::unclear_steps},
+    {"watts", &HealthFigures::watts, RoundRule::kMost, true},
+    {"pcie_replays", &HealthFigures::pcie_replays, RoundRule::kSum, true},
+    {"nvlink_errors", &HealthFigures::nvlink_errors, RoundRule::kSum, true},
+    {"remapped_rows", &HealthFigures::remapped_rows, RoundRule::kSum, true},
+    {"", &HealthFigures::remap_waits, RoundRule::kMost},
+    {"ecc_corrected", &HealthFigures::ecc_corrected, RoundRule::kSum, true},
+    {"ecc_uncorrected", &HealthFigures::ecc_uncorrected, RoundRule::kSum, true},
+    {"throttle_reasons", &HealthFigures::throttle_reasons, RoundRule::kMost, true},
+    {"temperature", &HealthFigures::temperature, RoundRule::kMost, true},
+    {"clock_mhz", &HealthFigures::clock, RoundRule::kLeast, true},
+    {"most_clock_mhz", &HealthFigures::most_clock, RoundRule::kMost, true},
+    {"xids", &HealthFigures::xids, RoundRule::kSum, true},
+    {"", &HealthFigures::last_xid, RoundRule::kLast}};
+
+struct HealthSpeed {
+  const char* key;
+  double HealthFigures::*field;
+  RoundRule rounds = RoundRule::kLeast;
+  bool of_gpu = false;
+  double factor = 1;  ///< in the record
+};
+inline constexpr HealthSpeed kHealthSpeeds[] = {
+    {"gflops", &HealthFigures::gflops},
+    {"memory_gbps", &HealthFigures::memory_gbps},
+    {"step_ms", &HealthFigures::step_p50, RoundRule::kLast, false, 1e3},
+    {"step_p99_ms", &HealthFigures::step_p99, RoundRule::kLast, false, 1e3},
+    {"lost_part", &HealthFigures::step_lost, RoundRule::kLast},
+    {"bf16_gflops", &HealthFigures::bf16_gflops, RoundRule::kLeast, true},
+    {"fp8_gflops", &HealthFigures::fp8_gflops, RoundRule::kLeast, true},
+    {"to_gpu_gbps", &HealthFigures::to_gpu_gbps, RoundRule::kLeast, true},
+    {"from_gpu_gbps", &HealthFigures::from_gpu_gbps, RoundRule::kLeast, true}};
+
 /// Packs the figures into kHealthFields numbers for all_gather(); texts are cut.
 std::vector<std::uint64_t> pack_figures(const HealthFigures& figures);
 HealthFigures unpack_figures(const std::uint64_t* words);
