@@ -576,8 +576,20 @@ constexpr std::string_view kHarmless[] = {"--read-flight-recorder",
 
 }  // namespace
 
+KnownTraining known_training(ModelKind model) {
+  // Seen were 86 to 88 %, with 100 to 6400 images in a step.
+  if (model == ModelKind::kConvNet) return {{}, 80, 64};
+  // 58 MiB of gradients, in buckets of 25 MiB. Seen were 82.7 to 84.2 %, with 100 to 800 images in a step.
+  KnownTraining large{{}, 75, 8};
+  large.options.model = model;
+  large.options.mlp_width = 2560;
+  large.options.mlp_depth = 3;
+  large.options.lr.peak = 0.1;
+  return large;
+}
+
 std::vector<std::string> unusual_options(TrainOptions options) {
-  TrainOptions defaults;
+  TrainOptions defaults = known_training(options.model).options;
   std::vector<std::string> unusual;
   // The length that the ranks have agreed on is the usual one.
   if (options.keeps_steps)

@@ -541,14 +541,14 @@ class TypedTrainingRun final : public TrainingRun {
     if (const std::string why = why_unknown(); !why.empty()) {
       verdict.text += "; no known result " + why;
     } else {
-      constexpr double kLeast = 80;  // 86 to 88 % were seen, with 100 to 1600 images in a step
-      verdict.text += format_text(", at least %.0f %% are expected", kLeast);
-      if (percent < kLeast) {
+      const double least = known_training(options_.model).least_percent;
+      verdict.text += format_text(", at least %.0f %% are expected", least);
+      if (percent < least) {
         verdict.known =
             Error{ErrorCode::kInternal,
                   format_text("%.1f %% of the test images are right, and this training reaches "
                               "%.0f %% on sound hardware: a device or the network of a rank is faulty",
-                              percent, kLeast)};
+                              percent, least)};
       }
     }
     const std::size_t all = model_->gradients().size_bytes();
@@ -572,15 +572,14 @@ class TypedTrainingRun final : public TrainingRun {
     return verdict;
   }
 
-  /// Returns why the result of this training was never measured: "with --lr 0.5". Empty: it was, with the
-  /// default options on Fashion-MNIST.
+  /// Returns why the result of this training was never measured: "with --lr 0.5". Empty: it was.
   std::string why_unknown() const {
-    constexpr int kMostRanks = 16;
     constexpr std::array<std::uint32_t, 4> kFashion{0xae65dccd, 0x2ed6e46a, 0x12728439, 0x242bc73f};
     const std::vector<std::string> unusual = unusual_options(options_);
     if (!unusual.empty()) return "with " + join(unusual, ", ");
     if (data_.checksums != kFashion) return "of images that are not Fashion-MNIST's";
-    return world_->world_size() > kMostRanks ? "for more than " + counted(kMostRanks, "rank") : "";
+    const int most = known_training(options_.model).most_ranks;
+    return world_->world_size() > most ? "for more than " + counted(most, "rank") : "";
   }
 
   static constexpr int kTimedSums = 5;

@@ -127,6 +127,9 @@ class Training(unittest.TestCase):
                 unknown = ", ".join((" ".join(more), "--batch-size 10")).removeprefix(", ")
                 self.assertRegex(ranks.verdict[0], rf"^verdict: \d+\.\d % of the test images are right; no known result with {unknown}; \d+ % of a step in "
                                                    r"collectives; all-reduce of 113 KiB at \d+\.\d\d GB/s busbw$")
+            with Ranks(1, "--data", folder) as ranks:
+                self.assertEqual(ranks.finish()[0][::2], (0, ""))
+            self.assertRegex(ranks.verdict[0], r"^verdict: \d+\.\d % of the test images are right; no known result of images that are not Fashion-MNIST's$")
 
     def test_a_visible_gpu_that_cannot_be_used_is_an_error(self):
         with unittest.mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="63"):
@@ -150,7 +153,7 @@ class Training(unittest.TestCase):
     @unittest.skipUnless(os.path.isdir(FASHION), "Debian's dataset-fashion-mnist is not installed")
     def test_only_the_default_training_has_a_known_result(self):
         """These trainings reach less than 80 %, and no device is to blame."""
-        for more, named in ((("--model", "mlp"), "--model mlp"),
+        for more, named in ((("--model", "mlp"), "--mlp-width 512, --mlp-depth 2, --lr 0.01"),
                             (("--batch-size", "100", "--weight-decay", "0.5", "--warmup-steps", "100000"), "--warmup-steps 100000, --weight-decay 0.5")):
             with Ranks(4, "--data", FASHION, *more) as ranks:
                 results = ranks.finish()

@@ -105,7 +105,8 @@ TEST_CASE("each option that may change the result is named as unusual, also a ne
       for (auto words : values) {
         words.insert(words.begin(), name);
         const auto found = unusual(words);
-        is_named = is_named || (found && found->size() == 1 && found->front().starts_with(name));
+        is_named = is_named || (found && found->size() == 1 && found->front().starts_with(name)) ||
+                   (found && name == "--model" && found->size() == 3);  // sizes and rate of the other model
       }
       if (!is_named) silent.push_back(name);
     }
@@ -135,6 +136,18 @@ TEST_CASE("each option that may change the result is named as unusual, also a ne
                                            "--flight-recorder",
                                            "-h",
                                            "-V"});
+}
+
+TEST_CASE("the MLP has a known result with one size and rate") {
+  const auto unusual = [](std::vector<const char*> words) {
+    words.insert(words.begin(), {"train", "--model", "mlp"});
+    return unusual_options(*parse_options(static_cast<int>(words.size()), words.data()).options);
+  };
+  using Names = std::vector<std::string>;
+  CHECK(unusual({}) == Names{"--mlp-width 512", "--mlp-depth 2", "--lr 0.01"});
+  CHECK(unusual({"--mlp-width", "2560", "--mlp-depth", "3", "--lr", "0.1"}).empty());
+  CHECK(unusual({"--mlp-width", "2560", "--mlp-depth", "3", "--lr", "0.1", "--matmul-precision", "high"}) ==
+        Names{"--matmul-precision high"});
 }
 
 TEST_CASE("a chosen length of the training is unusual, also the default's") {
