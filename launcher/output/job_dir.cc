@@ -236,11 +236,12 @@ Result<UniqueFd> claim_directory(const std::string& path, const std::string& wha
   return lock;
 }
 
-std::string trouble_text(const Error& error) {
+std::string trouble_text(const Error& error, bool of_tensorboard) {
   const bool full = error.sys == ENOSPC || error.sys == EDQUOT || error.sys == EFBIG;
-  return std::string("warning: ") + (full ? "no space left for" : "cannot write") +
-         " the job's files: " + error.text +
-         "; the job continues; its output is not saved until this is fixed";
+  return std::string("warning: ") + (full ? "no space left for " : "cannot write ") +
+         (of_tensorboard ? "the file of --tensorboard: " : "the job's files: ") + error.text +
+         "; the job continues; its " + (of_tensorboard ? "steps and loss are" : "output is") + " not saved " +
+         (of_tensorboard ? "there " : "") + "until this is fixed";
 }
 
 }  // namespace
@@ -315,8 +316,8 @@ JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
   }
   StreamFiles& output = outputs_[key];
   output.files.emplace_back(file(key.attempt, key.rank, key.stream),
-                            key.stream == kTensorBoard                       ? OutputFile::Limits{}
-                            : key.stream == kJobLog                          ? kLogLimits
+                            key.stream == kTensorBoard ? OutputFile::Limits{.whole = true}
+                            : key.stream == kJobLog    ? kLogLimits
                             : key.stream == kJournal || key.stream == kHooks ? kJournalLimits
                             : key.stream == kTimes                           ? kTimesLimits
                                                                              : limits_);
@@ -373,6 +374,7 @@ std::vector<std::string> JobDir::note_time(const OutputKey& key, Time now) {
 std::vector<std::string> JobDir::write(const OutputKey& key, std::string_view bytes, Time now) {
   std::vector<std::string> words = note_time(key, now);
   bool failed_now = false;
+  Trouble& trouble = key.stream == kTensorBoard ? tensorboard_trouble_ : trouble_;
   for (OutputFile& file : output(key).files) {
     if (!file.is_open() && ++open_ > max_open_) {
       close_all();
@@ -386,12 +388,14 @@ std::vector<std::string> JobDir::write(const OutputKey& key, std::string_view by
     }
     if (outcome.error.sys == 0) continue;
     failed_now = true;
-    last_failure_ = now;
-    if (!std::exchange(failing_, true)) words.push_back(trouble_text(outcome.error));
+    trouble.last = now;
+    if (!std::exchange(trouble.reported, true))
+      words.push_back(trouble_text(outcome.error, key.stream == kTensorBoard));
   }
-  if (failing_ && !failed_now && now - last_failure_ >= kSettled) {
-    failing_ = false;
-    words.push_back("the job's files are written again" + lost_text());
+  if (trouble.reported && !failed_now && now - trouble.last >= kSettled) {
+    trouble.reported = false;
+    words.push_back((key.stream == kTensorBoard ? "the file of --tensorboard is" : "the job's files are") +
+                    (" written again" + lost_text()));
   }
   return words;
 }

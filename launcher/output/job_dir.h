@@ -86,6 +86,10 @@ class JobDir {
     std::vector<OutputFile> files;  ///< the file in the job's directory, and its copy
     std::optional<Time> timed;      ///< of its last line in times.txt, or of its first bytes
   };
+  struct Trouble {
+    bool reported = false;  ///< and its end not yet
+    Time last{};            ///< when a write failed
+  };
   StreamFiles& output(const OutputKey& key);
   std::vector<std::string> note_time(const OutputKey& key, Time now);
   void close_all();
@@ -106,9 +110,9 @@ class JobDir {
   std::uint32_t next_packed_ = kFirstAttemptsKept;  ///< attempts before it are packed, or stay
   std::size_t open_ = 0;
   std::size_t max_open_ = 0;
-  bool failing_ = false;  ///< trouble was reported, its end not yet
   bool vanished_ = false;
-  Time last_failure_{};
+  Trouble trouble_;              ///< of the job's files and their copies
+  Trouble tensorboard_trouble_;  ///< that directory is often on another disk
 };
 
 }  // namespace ddp::launcher

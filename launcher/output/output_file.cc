@@ -127,7 +127,12 @@ OutputFile::WriteOutcome OutputFile::write(std::string_view bytes) {
       }
     }
     std::string_view piece = bytes.substr(0, share);
+    const std::uint64_t before = size_;
     outcome.error = write_all(piece);
+    if (outcome.error.sys != 0 && limits_.whole && ::ftruncate(fd_.get(), static_cast<off_t>(before)) == 0) {
+      piece = bytes.substr(0, share);
+      size_ = before;
+    }
     bytes.remove_prefix(share - piece.size());
   }
   if (outcome.error.sys != 0) {

@@ -29,10 +29,13 @@ class OutputFile {
   /// Parts are named `path`, `path`.1, `path`.2 and so on. A part has `part_size` bytes, plus the rest of a
   /// line; 0: one part without limit. `keep_parts` is the number of parts to keep, the oldest are deleted; 0:
   /// all stay. `rename`: there are two parts, and the newest is always `path`; a full one becomes `path`.1.
+  /// `whole`: of a write that fails nothing stays in the part, since half a record would make the rest of the
+  /// file unreadable.
   struct Limits {
     std::uint64_t part_size = 0;
     std::uint32_t keep_parts = 0;
     bool rename = false;
+    bool whole = false;
   };
   OutputFile(std::string path, Limits limits) : path_(std::move(path)), limits_(limits) {}
 

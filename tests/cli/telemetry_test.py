@@ -104,6 +104,7 @@ class TensorBoard(LaunchTest):
         done = self.finish(process)
         self.assert_code(done, 0)
         self.assertEqual(done.err.count(f"{file}: "), 1, done.err)
+        self.assertIn(f"ddplaunch: warning: cannot write the file of --tensorboard: {file}: ", done.err)
 
 
 class Collector(http.server.ThreadingHTTPServer):

@@ -480,6 +480,32 @@ TEST_CASE("a full disk is reported once, and the missing bytes when there is spa
   CHECK(job->finish().empty());
 }
 
+TEST_CASE("a record of TensorBoard's file is written whole or not at all") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  spec.output.tensorboard = directory.path / "board/events.out.tfevents.1";
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  const OutputKey board{0, 0, 0, kTensorBoard};
+  CHECK(job->write(board, "12345678", kStart).empty());
+  FileLimit limit(10);
+  const auto words = job->write(board, "9abc", kStart);
+  REQUIRE(words.size() == 1);
+  CHECK(words[0] == "warning: no space left for the file of --tensorboard: " + spec.output.tensorboard +
+                        ": File too large; the job continues; its steps and loss are not saved there until "
+                        "this is fixed");
+  CHECK(content(spec.output.tensorboard) == "12345678");
+  // The job's own files have a trouble of their own, perhaps of another disk.
+  const OutputKey one{0, 0, 0, 1};
+  CHECK(job->write(one, "0", kStart + milliseconds(2100)).empty());
+  CHECK(job->write(one, "123456789abc", kStart + milliseconds(2100)).size() == 1);
+  limit.lift();
+  const auto well = job->write(board, "ABCD", kStart + milliseconds(2100));
+  CHECK(well == std::vector<std::string>{"the file of --tensorboard is written again; missing: 3 bytes of " +
+                                         job->file(0, 0, 1) + ", 4 bytes of " + spec.output.tensorboard});
+  CHECK(content(spec.output.tensorboard) == "12345678ABCD");
+}
+
 TEST_CASE("a disk without room is reported as full", "[root]") {
   const Directory directory;
   const bool mounted = with_mount("none", directory.path, "tmpfs", 0, "size=8k", [&directory] {
