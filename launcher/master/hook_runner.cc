@@ -46,10 +46,7 @@ std::vector<std::string> hook_variables(const JournalEvent& event, std::string_v
     value = value.substr(0, std::min(value.find('\0'), kMostVariable));
     env.push_back("DDPLAUNCH_" + std::string(key) + '=' + std::string(value));
   };
-  std::optional<WorkerException> exception;
-  if (cause != nullptr) exception = cause->evidence.exception;
-  if (const auto text = cause != nullptr ? exception_of(*cause) : std::nullopt; text && !exception)
-    exception = split_exception(text->substr(0, text->find('\n')));
+  const auto exception = cause != nullptr ? exception_of(*cause) : std::nullopt;
   const bool ends = event.kind == JournalEvent::Kind::kJobEnded;
   const bool worker = cause != nullptr && cause->of_worker();
   add("EVENT", name);

@@ -621,6 +621,10 @@ JobStatus Master::status() const {
     status.failure = *cause;
   else if (!end.earlier.empty())
     status.failure = end.earlier.back();
+  // Of an attempt that is being stopped nobody has taken them yet.
+  if (status.failure && status.failure->of_worker() && status.failure->last_stderr.empty())
+    status.failure->last_stderr =
+        output_.last_stderr(status.failure->attempt, static_cast<std::uint32_t>(status.failure->rank));
   if (end.hang && end.hang->kind != HangVerdict::Kind::kActive) status.hang = end.hang;
   const bool stalled = status.hang && status.hang->kind == HangVerdict::Kind::kStalled;
   if (!job_end_ && (stalled || status.progress.stalled > status.progress.stalled.zero()))

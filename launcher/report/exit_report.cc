@@ -124,10 +124,7 @@ std::string facts_text(const Failure& root) {
   }
   if (evidence.exception) {
     const WorkerException& exception = *evidence.exception;
-    const std::string message = first_line(exception.message);
-    text += "    exception: " + printable(exception.type);
-    if (!exception.type.empty() && !message.empty()) text += ": ";
-    text += printable(message) + "\n";
+    text += "    exception: " + printable(first_line(exception_text(exception))) + "\n";
     if (!exception.frame.empty()) text += "      at " + printable(exception.frame) + "\n";
   }
   return text;

@@ -91,13 +91,13 @@ OrderedJson failure_json(const std::optional<Failure>& failure) {
   if (lines.size() > kStderrLines) lines.erase(lines.begin(), lines.end() - kStderrLines);
   for (std::string& line : lines)
     if (line.size() > kStderrBytes) line.resize(kStderrBytes);
-  auto exception = exception_of(*failure);
-  if (exception) exception->erase(exception->find_last_not_of('\n') + 1);
+  const auto exception = exception_of(*failure);
   return {{"text", failure_line(*failure)},
           {"host", text_or_null(failure->host)},
           {"rank", worker ? OrderedJson(failure->rank) : OrderedJson()},
           {"attempt", failure->attempt},
-          {"exception", exception ? OrderedJson(exception->substr(0, kExceptionBytes)) : OrderedJson()},
+          {"exception",
+           exception ? OrderedJson(exception_text(*exception).substr(0, kExceptionBytes)) : OrderedJson()},
           {"out_of_memory", text_or_null(failure->evidence.oom)},
           {"xid", text_or_null(failure->evidence.xid)},
           {"waited_for", text_or_null(failure->waited_for)},

@@ -223,7 +223,8 @@ class ReportWriter {
     json["error"] = ran ? OrderedJson() : error_json(failure.error);
     json["out_of_memory"] = text_or_null(fitted(evidence.oom));
     json["xid"] = lines_of(fitted(evidence.xid));
-    json["exception"] = evidence.exception ? exception_json(*evidence.exception) : OrderedJson();
+    const auto exception = exception_of(failure);
+    json["exception"] = exception ? exception_json(*exception) : OrderedJson();
     json["waited_for"] = text_or_null(failure.waited_for);
     json["stderr_tail"] = tail ? failure.last_stderr : std::vector<std::string>();
     json["stderr_file"] = text_or_null(failure.stderr_path);

@@ -202,17 +202,12 @@ bool is_own_type(std::string_view exception) {
   return std::ranges::find(kOwnTypes, type) != std::end(kOwnTypes);
 }
 
-/// Returns the last exception in a Python program's stderr with its message, if any. What is logged while the
-/// program ends is no part of it.
-std::optional<std::string> last_exception(const std::vector<std::string>& lines) {
+/// Returns the line of the last exception in a Python program's stderr; lines.end(): none.
+std::vector<std::string>::const_iterator last_exception(const std::vector<std::string>& lines) {
   const auto found = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& line) {
     return is_exception_line(without_rank(line));
   });
-  if (found == lines.rend()) return std::nullopt;
-  std::string text;
-  for (auto line = found.base() - 1; line != lines.end() && !is_log_line(*line); ++line)
-    text.append(without_rank(*line)).append("\n");
-  return text;
+  return found == lines.rend() ? lines.end() : found.base() - 1;
 }
 
 std::string all_lines(const std::vector<std::string>& lines) {
@@ -222,16 +217,59 @@ std::string all_lines(const std::vector<std::string>& lines) {
   return text;
 }
 
+/// Returns the frame that raised the exception in the line `at`, from the traceback above it. Empty: the
+/// traceback is not all there, or is that of another exception.
+std::string frame_of(const std::vector<std::string>& lines, std::vector<std::string>::const_iterator at) {
+  std::string trace;
+  while (at != lines.begin()) {
+    const std::string_view line = without_rank(*--at);
+    if (line.starts_with("Traceback (most recent call last)")) return last_frame(trace);
+    if (is_exception_line(line)) break;
+    trace.insert(0, std::string(line) + '\n');
+  }
+  return {};
+}
+
+/// True if only a log may follow the exception in the worker's stderr: Python was exiting because of it.
+bool ends_with_exception(const Failure& failure) {
+  const auto last = std::find_if_not(failure.last_stderr.rbegin(), failure.last_stderr.rend(),
+                                     [](const std::string& line) { return is_log_line(line); });
+  return last != failure.last_stderr.rend() && is_exception_line(without_rank(*last));
+}
+
 }  // namespace
 
-std::optional<std::string> exception_of(const Failure& failure) {
-  const auto& recorded = failure.evidence.exception;
+std::string exception_text(const WorkerException& exception) {
+  return exception.type + (exception.type.empty() || exception.message.empty() ? "" : ": ") +
+         exception.message;
+}
+
+std::optional<WorkerException> exception_of(const Failure& failure) {
   // The file of @record is exact. Without it the end of stderr has to be read as Python writes it.
-  if (!recorded) return last_exception(failure.last_stderr);
-  return recorded->type + (recorded->message.empty() ? "" : ": " + recorded->message) + "\n";
+  if (failure.evidence.exception) return failure.evidence.exception;
+  if (failure.kind != Failure::Kind::kExited && !ends_with_exception(failure)) return std::nullopt;
+  const auto line = last_exception(failure.last_stderr);
+  if (line == failure.last_stderr.end()) return std::nullopt;
+  const std::string_view text = without_rank(*line);
+  WorkerException exception = split_exception(text);
+  if (exception.type.empty()) std::swap(exception.type, exception.message);  // "AssertionError" alone
+  exception.frame = frame_of(failure.last_stderr, line);
+  return exception;
 }
 
 namespace {
+
+/// Returns all that the worker says of its exception, for a search. What is logged while the program ends is
+/// no part of it.
+std::optional<std::string> whole_exception(const Failure& failure) {
+  if (failure.evidence.exception) return exception_text(*failure.evidence.exception) + "\n";
+  auto line = last_exception(failure.last_stderr);
+  if (line == failure.last_stderr.end()) return std::nullopt;
+  std::string text;
+  for (; line != failure.last_stderr.end() && !is_log_line(*line); ++line)
+    text.append(without_rank(*line)).append("\n");
+  return text;
+}
 
 bool is_echo_exception(std::string_view exception) {
   return !is_own_type(exception) && is_echo(exception);
@@ -241,7 +279,7 @@ bool is_echo_exception(std::string_view exception) {
 bool noticed_a_loss(const Failure& failure) {
   // What the worker reported through its protocol needs no guess from its texts.
   if (failure.lost_peers) return true;
-  const auto exception = exception_of(failure);
+  const auto exception = whole_exception(failure);
   return exception ? is_echo_exception(*exception) : is_echo(all_lines(failure.last_stderr));
 }
 
@@ -253,16 +291,13 @@ bool has_abort_reason(const Failure& failure) {
 
 /// True if the worker ended by an exception that neither a signal of ours nor the loss of a peer raises.
 bool has_own_exception(const Failure& failure) {
-  const auto text = exception_of(failure);
+  const auto text = whole_exception(failure);
   if (!text || is_echo_exception(*text) || text->starts_with("KeyboardInterrupt") ||
       text->starts_with("SystemExit") || text->find("SignalException") != std::string::npos ||
       text->find("killed by signal: Terminated") != std::string::npos)  // a data loader's process
     return false;
   if (failure.kind == Failure::Kind::kExited || failure.evidence.exception) return true;
-  // Our signal ended it while Python was exiting: only a log may follow the exception in its stderr.
-  const auto last = std::find_if_not(failure.last_stderr.rbegin(), failure.last_stderr.rend(),
-                                     [](const std::string& line) { return is_log_line(line); });
-  return last != failure.last_stderr.rend() && is_exception_line(without_rank(*last));
+  return ends_with_exception(failure);  // our signal ended it meanwhile
 }
 
 /// True for an end that began after our signal, whatever caused it.
@@ -289,7 +324,7 @@ bool failed_despite_stop(const Failure& failure, const EndCounts& ends, const Ca
                                ? failure.status < 128
                                : failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT;
   const bool alone = first.blame == Blame::kEcho && ends.size() == 1 && ends.begin()->second == 1;
-  return unexplained && !exception_of(failure) && (ends.contains({0, SIGTERM}) || alone);
+  return unexplained && !whole_exception(failure) && (ends.contains({0, SIGTERM}) || alone);
 }
 
 using FailureList = std::vector<const Failure*>;

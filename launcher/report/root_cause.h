@@ -40,9 +40,11 @@ enum class Blame : std::uint8_t {
 };
 Blame blame_of(const Failure& failure);
 
-/// Returns the exception that ended the worker, as `@record` or its stderr has it: "ValueError: boom", maybe
-/// with further lines. Older warnings do not count.
-std::optional<std::string> exception_of(const Failure& failure);
+/// Returns the exception that ended the worker, as `@record` has it, or as far as its stderr shows it: type,
+/// first line of the message, frame. Unset: another end.
+std::optional<WorkerException> exception_of(const Failure& failure);
+/// Returns "ValueError: boom".
+std::string exception_text(const WorkerException& exception);
 
 /// True for a death by a crash or by the OOM killer, which is never the effect of a stop.
 bool is_crash(const Failure& failure);

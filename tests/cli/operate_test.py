@@ -1116,7 +1116,7 @@ class Top(VerbTest):
                                                     "status --json is for programs\n"))
         terminal = self.top(columns=200)
         self.assertEqual(terminal.wait(), 0)
-        self.assertRegex("\n".join(terminal.rows()), r"job short: exited 3: rank 0 on localhost exited 3\n  files in .*\n✖ rank 0 on localhost exited 3 \(attempt 0\)\n  │ KeyError: 7$")
+        self.assertRegex("\n".join(terminal.rows()), r"job short: exited 3: rank 0 on localhost exited 3\n  files in .*\n✖ rank 0 on localhost exited 3 \(attempt 0\)\n  KeyError: 7$")
 
 
 class Usage(VerbTest):

@@ -65,6 +65,7 @@ const tests = {
     const unreachable = stateOf({ state: "ended", exit_code: 111, why: "gpu07: no route", report: { outcome: "not_started", root_cause: null, error: { kind: "unreachable", text: "gpu07: no route" }, earlier_attempts: [] } });
     equal(page.failures(unreachable, page.newHistory()).map((failure) => failure.text), ["gpu07: no route"]);
     equal(page.failures(stateOf({ state: "ended", exit_code: 0 }), page.newHistory()), []);
+    equal([null, undefined, "KeyError: 7", { type: "ValueError", message: "boom" }, { type: "AssertionError", message: "" }].map(page.exceptionText), ["", "", "KeyError: 7", "ValueError: boom", "AssertionError"]);
     const others = [{ text: "rank 1 exited 1", stopped_by_ddplaunch: false }, { text: "x", stopped_by_ddplaunch: true }];
     equal(page.consequences({ other_failures: others, other_stopped: 1022, other_more: 0 }), ["rank 1 exited 1", "1,023 ranks stopped by ddplaunch"]);
   },

@@ -98,9 +98,12 @@ OrderedJson failure_of(OrderedJson cause) {
   for (const char* const key : {"text", "host", "rank", "attempt", "exception", "out_of_memory", "xid",
                                 "waited_for", "hint", "stderr_tail"})
     failure[key] = cause[key];
-  if (const OrderedJson& exception = cause["exception"]; exception.is_object()) {
-    const std::string type = exception.value("type", ""), message = exception.value("message", "");
-    failure["exception"] = type + (type.empty() ? "" : ": ") + message;
+  if (const OrderedJson exception = cause["exception"]; exception.is_object()) {
+    std::string text;
+    for (const char* const key : {"type", "message"})
+      if (const auto part = exception.find(key); part != exception.end() && part->is_string() && *part != "")
+        text += (text.empty() ? "" : ": ") + part->get<std::string>();
+    failure["exception"] = text;
   }
   std::string xids;
   for (const OrderedJson& line : cause["xid"])

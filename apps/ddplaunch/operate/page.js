@@ -95,7 +95,7 @@ function failureBody(failure) {
     body.append(hint);
   }
   const { exception } = failure, list = make("dl");
-  addPairs(list, [["exception", exception ? [exception.type, exception.message].filter((part) => part).join(": ") : null], ["at", exception?.frame],
+  addPairs(list, [["exception", exceptionText(exception)], ["at", exception?.frame],
     ["error", failure.error?.text && failure.error.text !== failure.text ? failure.error.text : null], ["out of memory", failure.out_of_memory], ["GPU driver (Xid)", failure.xid],
     ["waited for", failure.waited_for], ["ran", failure.ran_s === null || failure.ran_s === undefined ? null : duration(failure.ran_s)], ["all of stderr", failure.stderr_file]]);
   if (list.childElementCount > 0) body.append(list);
@@ -126,7 +126,7 @@ function showFailure() {
     if (list.length === 0) return;
     const [last, ...earlier] = list;
     card.append(make("h2", `${recovered ? "↻ Last failure" : "✕ Root cause"}: ${last.text}`, { id: "h-failure" }));
-    const facts = [last.attempt === null || last.attempt === undefined ? "" : `attempt ${last.attempt}`, last.time ? clock(Date.parse(last.time), nowMs()) : "", recovered ? view.state.exit_code === 0 ? "the job succeeded afterwards" : "the job runs again" : ""];
+    const facts = [last.attempt === null || last.attempt === undefined ? "" : `attempt ${last.attempt}`, last.time ? clock(Date.parse(last.time), nowMs()) : "", recovered ? exceptionText(last.exception) : "", recovered ? view.state.exit_code === 0 ? "the job succeeded afterwards" : "the job runs again" : ""];
     card.append(make("p", facts.filter((fact) => fact).join(" · "), { class: "facts" }));
     let place = card;
     if (recovered) {

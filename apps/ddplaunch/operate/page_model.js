@@ -220,6 +220,11 @@ function failures(state, history) {
   return known.sort((a, b) => (b.attempt ?? Infinity) - (a.attempt ?? Infinity));
 }
 
+/// Returns "ValueError: boom". `exception`: of a failure; in the report an object, in the status its text.
+function exceptionText(exception) {
+  return exception?.message === undefined ? exception ?? "" : [exception.type, exception.message].filter((part) => part).join(": ");
+}
+
 /// Returns other failures of the last attempt in few lines: which ranks failed as well, and how many were stopped.
 function consequences(report) {
   const others = report?.other_failures ?? [];

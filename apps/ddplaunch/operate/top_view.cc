@@ -422,11 +422,13 @@ std::vector<std::string> failure_lines(const Json& failure, std::size_t room, bo
     const std::string value = text(failure, key);
     if (!value.empty()) lines.push_back("  " + std::string(before) + value);
   }
-  const Json& tail = at(failure, "stderr_tail");
-  const std::size_t most =
-      tail.is_array() && lines.size() < room ? std::min(tail.size(), room - lines.size()) : 0;
-  for (std::size_t i = tail.size() - most; most > 0 && i < tail.size(); ++i)
-    if (tail[i].is_string()) lines.push_back("  │ " + tail[i].get<std::string>());
+  std::vector<std::string> tail;
+  for (const Json& line : at(failure, "stderr_tail"))
+    if (line.is_string()) tail.push_back(line.get<std::string>());
+  if (!tail.empty() && tail.back() == text(failure, "exception")) tail.pop_back();
+  const std::size_t most = lines.size() < room ? std::min(tail.size(), room - lines.size()) : 0;
+  for (std::size_t i = tail.size() - most; i < tail.size(); ++i)
+    lines.push_back("  │ " + tail[i]);
   if (lines.size() > room) lines.resize(room);
   return lines;
 }

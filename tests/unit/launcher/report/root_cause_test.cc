@@ -323,6 +323,29 @@ TEST_CASE("the last exception decides") {
         Blame::kEcho);
 }
 
+TEST_CASE("the exception of a plain Python program is what its traceback ends with") {
+  const auto shown = [](const Failure& failure) {
+    const auto exception = exception_of(failure);
+    return exception ? exception->type + '|' + exception->message + '|' + exception->frame : "none";
+  };
+  const Failure failed = exited(0, "a", 1, 0ms);
+  CHECK(shown(says(failed, kValueError)) == "ValueError|boom|train.py:3 in <module>");
+  CHECK(shown(says(failed, {"[rank3]: Traceback (most recent call last):",
+                            "[rank3]:   File \"/t/train.py\", line 3, in f", "[rank3]:     assert x",
+                            "[rank3]: AssertionError", "[rank3]:[W1129 01:02:03.4 a.cpp:1] x"})) ==
+        "AssertionError||/t/train.py:3 in f: assert x");
+  CHECK(shown(says(failed, {"Traceback (most recent call last):", "  File \"old.py\", line 1, in <module>",
+                            "KeyError: 1", "ValueError: without a traceback"})) ==
+        "ValueError|without a traceback|");
+  CHECK(shown(says(failed, {"bye"})) == "none");
+  // A crash after an exception that the program has caught and printed.
+  CHECK(shown(says(signaled(0, "a", SIGSEGV, 0ms), {"ValueError: boom", "going on"})) == "none");
+  Failure recorded = says(failed, kValueError);
+  recorded.evidence.exception = WorkerException{"KeyError", "7", "f", "trace", 1};
+  CHECK(shown(recorded) == "KeyError|7|f");
+  CHECK(exception_text(*exception_of(recorded)) == "KeyError: 7");
+}
+
 TEST_CASE("each text of a rank that lost a peer is recognized, and is in the table once") {
   for (const EchoText& echo : echo_texts()) {
     INFO(echo.words << " of " << echo.source);

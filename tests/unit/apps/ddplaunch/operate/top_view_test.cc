@@ -174,6 +174,8 @@ TEST_CASE("the failure has as many of its last lines as there is room for") {
   CHECK_FALSE(has(rows, "  │ line 0\n"));
   CHECK(names(rows).size() == 3);
   CHECK(has(rows_of(status, {80, 80}), "  │ line 0\n"));
+  status["failure"]["exception"] = "line 19";  // which is said already
+  CHECK_FALSE(has(rows_of(status), "  │ line 19\n"));
 }
 
 TEST_CASE("a job that stalls, that stops, and that has failed") {
