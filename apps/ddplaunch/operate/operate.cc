@@ -630,8 +630,7 @@ int top(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
   std::string text = ended_text(job, state);
   const launcher::TerminalView::Size size = launcher::terminal_size(STDOUT_FILENO);
-  for (const std::string& row :
-       failure_rows(job_json(job, state)["failure"], size.columns, kFailureRows, false))
+  for (const std::string& row : failure_rows(job_json(job, state), size.columns, kFailureRows, false))
     text += row + '\n';
   print(text);
   return 0;

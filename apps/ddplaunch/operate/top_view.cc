@@ -408,6 +408,38 @@ std::vector<Text> usage_parts(const Json& usage) {
   return parts;
 }
 
+/// Returns the text in as many rows as it needs, cut at blanks where that is possible.
+std::vector<std::string> wrapped(std::string words, std::size_t width) {
+  std::vector<std::string> rows;
+  for (width = std::max<std::size_t>(width, 1); !words.empty();) {
+    std::string row;
+    launcher::append_row(words, width, row);
+    if (row.size() < words.size())
+      if (const std::size_t blank = words.rfind(' ', row.size());
+          blank != std::string::npos && blank > std::string_view("▲ ").size())
+        row = words.substr(0, blank);
+    words.erase(0, std::max<std::size_t>(row.size(), 1));
+    words.erase(0, words.find_first_not_of(' '));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+/// The block of a job that makes no progress: who has not come, and what shows it.
+std::vector<std::string> hang_lines(const Json& hang, std::size_t width, std::size_t room, bool colours) {
+  std::vector<std::string> lines;
+  const std::string verdict = text(hang, "text");
+  if (verdict.empty()) return lines;
+  for (std::string& row : wrapped("▲ " + verdict + " (confidence: " + text(hang, "confidence") + ')', width))
+    lines.push_back(painted(row, Colour::kDoubtful, colours));
+  for (const Json& witness : at(hang, "witnesses"))
+    if (const std::string words = text(witness, "text"); words != verdict)
+      for (std::string& row : wrapped(text(witness, "source") + ": " + words, width > 2 ? width - 2 : 1))
+        lines.push_back("  " + row);
+  if (lines.size() > room) lines.resize(room);
+  return lines;
+}
+
 /// The block of a failure: what, exception, hint, and as many of the last lines of stderr as there is room
 /// for.
 std::vector<std::string> failure_lines(const Json& failure, std::size_t room, bool colours) {
@@ -453,10 +485,16 @@ constexpr Order kOrders[] = {
 
 }  // namespace
 
-std::vector<std::string> failure_rows(const Json& failure, std::size_t width, std::size_t most,
-                                      bool colours) {
+std::vector<std::string> failure_rows(const Json& status, std::size_t width, std::size_t most, bool colours) {
+  const Json &hang = at(status, "hang"), &failure = at(status, "failure");
+  std::vector<std::string> lines;
+  // The failure of a job that was ended for a hang may have the same words.
+  if (text(failure, "text").find(text(hang, "text")) == std::string::npos)
+    lines = hang_lines(hang, width, failure.is_object() ? (most + 1) / 2 : most, colours);
+  for (std::string& line : failure_lines(failure, most - std::min(lines.size(), most), colours))
+    lines.push_back(std::move(line));
   std::vector<std::string> rows;
-  for (const std::string& line : failure_lines(failure, most, colours))
+  for (const std::string& line : lines)
     launcher::append_row(line, width, rows.emplace_back());
   return rows;
 }
@@ -516,7 +554,7 @@ std::vector<std::string> TopView::rows(Size size, bool keys) const {
         painted("warning: " + one_line(warnings.back().get<std::string>()), Colour::kDoubtful, colours_));
   // The table keeps half of the screen, and at least four rows.
   const std::size_t room = size.rows > lines.size() + 8 ? (size.rows - lines.size()) / 2 : 2;
-  append(failure_lines(at(status_, "failure"), room, colours_));
+  append(failure_rows(status_, width, room, colours_));
   const std::vector<const Json*> nodes = sorted_nodes();
   const Json* const chosen = chosen_node();
   if (!nodes.empty()) lines.emplace_back();

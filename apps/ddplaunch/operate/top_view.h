@@ -58,10 +58,10 @@ class TopView {
   bool asks_stop_ = false;
 };
 
-/// Returns the block of a failure, a value of the status, with at most `most` rows of `width` characters:
-/// what happened, the exception, the hint, and as many of the last lines of stderr as there is room for.
-/// Empty: null.
-std::vector<std::string> failure_rows(const TopView::Json& failure, std::size_t width, std::size_t most,
+/// Returns what is wrong with a job in at most `most` rows of `width` characters: the verdict on its hang,
+/// and of a failure what happened, the exception, the hint, and as many of the last lines of stderr as there
+/// is room for. Empty: nothing.
+std::vector<std::string> failure_rows(const TopView::Json& status, std::size_t width, std::size_t most,
                                       bool colours);
 
 /// Splits the bytes of a terminal's keyboard. An escape sequence that is not known is skipped.
