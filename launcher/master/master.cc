@@ -643,8 +643,11 @@ JobStatus Master::status() const {
       const auto count = static_cast<std::uint32_t>(node.ranks);
       node.ended = static_cast<int>(supervisor_.ranks().ended(first, count));
       if (!nodes[i].lost) node.running = static_cast<int>(supervisor_.ranks().running(first, count));
-      for (int rank = node.first_rank; rank < node.first_rank + node.ranks; ++rank)
+      for (int rank = node.first_rank; rank < node.first_rank + node.ranks; ++rank) {
         node.reports.push_back(progress_.report_of(static_cast<std::uint32_t>(rank)));
+        const Failure* const failure = supervisor_.worker_failure(rank);
+        if (failure != nullptr && !failure->stopped_by_us) ++node.failed;
+      }
     }
   }
   return status;

@@ -105,6 +105,51 @@ OrderedJson failure_json(const std::optional<Failure>& failure) {
           {"stderr_tail", lines}};
 }
 
+/// What is wrong with a node, for all who show nodes.
+struct Health {
+  enum Level : std::uint8_t { kGood, kDoubtful, kBad };
+  Level level = kGood;
+  std::vector<std::string> troubles;
+
+  void add(Level trouble_level, std::string trouble) {
+    level = std::max(level, trouble_level);
+    troubles.push_back(std::move(trouble));
+  }
+};
+
+/// Returns how many steps a node's slowest rank is behind the foremost rank; 0: few enough to be no more than
+/// the ranks' reports, which come once a second and not at the same moment.
+std::uint64_t steps_behind(const JobStatus& status, const JobStatus::NodeStatus& node) {
+  constexpr double kReports = 2.5;  // seconds
+  const auto step = node.lowest_step();
+  const auto& [foremost, seconds] = std::pair(status.progress.last_step, status.progress.step_seconds);
+  if (!step || !foremost || *foremost <= *step) return 0;
+  const double most = seconds && *seconds > 0 ? std::ceil(kReports / *seconds) : 1;
+  const std::uint64_t behind = *foremost - *step;
+  return static_cast<double>(behind) > most ? behind : 0;
+}
+
+Health health_of(const JobStatus& status, const JobStatus::NodeStatus& node) {
+  constexpr std::chrono::seconds kSilent{3};  // a message comes each second
+  Health health;
+  const bool lost = node.state == "lost", runs = status.state == "running" || status.state == "stalled";
+  if (lost) health.add(Health::kBad, "lost");
+  if (node.failed > 0) health.add(Health::kBad, counted(node.failed, "rank") + " failed");
+  if (node.silence && *node.silence >= kSilent)
+    health.add(Health::kBad, "silent for " + format_elapsed(*node.silence));
+  if (runs && !lost && node.running + node.ended < node.ranks)
+    health.add(Health::kDoubtful,
+               std::to_string(node.running) + " of " + counted(node.ranks, "rank") + " run");
+  if (const std::uint64_t steps = runs ? steps_behind(status, node) : 0; steps > 0)
+    health.add(Health::kDoubtful, counted(steps, "step") + " behind");
+  if (!node.usage) return health;
+  const bool has_xid =
+      std::ranges::any_of(node.usage->gpus, [](const rendezvous::GpuSample& gpu) { return gpu.xid != 0; });
+  for (std::string& trouble : gpu_troubles(*node.usage))
+    health.add(has_xid ? Health::kBad : Health::kDoubtful, std::move(trouble));
+  return health;
+}
+
 }  // namespace
 
 std::string status_json(const JobStatus& status) {
@@ -132,10 +177,14 @@ std::string status_json(const JobStatus& status) {
       {"warnings", status.warnings},
       {"nodes", OrderedJson::array()}};
   for (const JobStatus::NodeStatus& node : status.nodes) {
+    constexpr std::array kLevels = {"good", "doubtful", "bad"};
     const bool runs = node.ranks > 0;
+    const Health health = health_of(status, node);
     json["nodes"].push_back(
         {{"node", node.name},
          {"state", node.state},
+         {"health", kLevels[health.level]},
+         {"trouble", text_or_null(join(health.troubles, ", "))},
          {"first_rank", runs ? OrderedJson(node.first_rank) : OrderedJson()},
          {"ranks", node.ranks},
          {"running", node.running},

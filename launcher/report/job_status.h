@@ -39,6 +39,7 @@ struct JobStatus {
     std::optional<std::chrono::nanoseconds>
         silence;  ///< time since its last message; unset: it is not connected
     std::optional<rendezvous::NodeSample> usage = {};  ///< unset: not known
+    int failed = 0;                                    ///< ranks whose workers have failed by themselves
 
     /// Returns the step that all ranks of the node have completed that report steps.
     std::optional<std::uint64_t> lowest_step() const;

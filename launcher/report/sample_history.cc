@@ -119,10 +119,13 @@ bool SampleHistory::record(const JobProgress::Figures& figures, std::uint32_t at
   return true;
 }
 
-std::string node_troubles(const rendezvous::NodeSample& sample) {
-  constexpr std::uint64_t kStall = 100;          // a tenth of the time
-  constexpr std::uint64_t kSteal = 50;           // of 1000 of each CPU
-  constexpr std::uint64_t kOtherPrograms = 250;  // the same
+void SampleHistory::record_end(const JobProgress::Figures& figures, std::uint32_t attempt, Time now) {
+  metered_.reset();
+  added_.reset();
+  record(figures, attempt, now);
+}
+
+std::vector<std::string> gpu_troubles(const rendezvous::NodeSample& sample) {
   std::vector<std::string> troubles;
   for (const rendezvous::GpuSample& gpu : sample.gpus) {
     const std::string name = "GPU " + std::to_string(gpu.index);
@@ -132,6 +135,14 @@ std::string node_troubles(const rendezvous::NodeSample& sample) {
       if (reason != "power") troubles.push_back(name + " is slowed by " + reason);
     if (gpu.xid != 0) troubles.push_back(name + " reports Xid " + std::to_string(gpu.xid));
   }
+  return troubles;
+}
+
+std::string node_troubles(const rendezvous::NodeSample& sample) {
+  constexpr std::uint64_t kStall = 100;          // a tenth of the time
+  constexpr std::uint64_t kSteal = 50;           // of 1000 of each CPU
+  constexpr std::uint64_t kOtherPrograms = 250;  // the same
+  std::vector<std::string> troubles = gpu_troubles(sample);
   if (sample.memory_stall >= kStall) troubles.emplace_back("processes wait for memory");
   if (sample.steal_milli >= kSteal * sample.cpus && sample.cpus > 0)
     troubles.emplace_back("the host of this virtual machine takes CPU time away");

@@ -80,8 +80,11 @@ class SampleHistory {
   /// Call it once a second or more often. Returns whether a second has passed since the last call that
   /// returned true.
   bool record(const JobProgress::Figures& figures, std::uint32_t attempt, Time now);
-  /// Returns the point that the last record() made for the journal; unset: none. Points are a second apart;
-  /// from kMostPoints on two, and so on: with each kMostPoints / 2 further ones the distance doubles.
+  /// The job has ended: counts what came since the last call of record() and makes a last point, so that the
+  /// end of the journal and the report say the same.
+  void record_end(const JobProgress::Figures& figures, std::uint32_t attempt, Time now);
+  /// Returns the point that the last of these calls made for the journal; unset: none. Points are a second
+  /// apart; from kMostPoints on two, and so on: with each kMostPoints / 2 further ones the distance doubles.
   std::optional<HistoryPoint> take_point() { return std::exchange(point_, std::nullopt); }
 
   /// Null: it is not known what the node uses.
@@ -104,8 +107,10 @@ class SampleHistory {
   std::optional<Time> metered_;  ///< when the summary was added to
 };
 
-/// Returns what a sample shows of a node that slows its ranks down, without numbers that change all the time:
-/// "GPU 3 is slowed by heat", "GPU 3 reports Xid 48". Empty: nothing.
+/// Returns what a sample shows of GPUs that are not well: "GPU 3 is slowed by heat", "GPU 3 reports Xid 48".
+std::vector<std::string> gpu_troubles(const rendezvous::NodeSample& sample);
+/// Returns these, and what else slows the ranks of a node down, such as other programs, which are no fault of
+/// the node. Without numbers that change all the time. Empty: nothing.
 std::string node_troubles(const rendezvous::NodeSample& sample);
 /// Returns why a GPU runs slower than it could: "power", "heat", "hardware". `reasons`: GpuSample::throttle.
 std::vector<std::string> throttle_reasons(std::uint64_t reasons);

@@ -183,7 +183,7 @@ class Verbs(VerbTest):
         self.assertEqual((status["job"], status["world_size"], status["attempt"]), (self.job, 2, 0))
         self.assertLess(status["nodes"][0].pop("silence_s"), 10)
         status["nodes"][0].pop("usage")
-        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "first_rank": 0, "ranks": 2, "running": 2, "step": None, "steps": [None, None], "losses": [None, None], "phases": ["", ""], "step_seconds": [None, None]}])
+        self.assertEqual(status["nodes"], [{"node": "localhost", "state": "running", "health": "good", "trouble": None, "first_rank": 0, "ranks": 2, "running": 2, "step": None, "steps": [None, None], "losses": [None, None], "phases": ["", ""], "step_seconds": [None, None]}])
         text = self.verb("status").out
         self.assertRegex(text, rf"^job {self.job}: running, started (just now|.* ago), 2 ranks\n  files in {self.jobs}/")
         self.assertRegex(text, r"(?m)^  localhost +ranks 0-1 +running$")
@@ -213,6 +213,27 @@ class Verbs(VerbTest):
         self.verb("stop")
         self.assertEqual((terminal.wait(), process.wait(20)), (0, 143))
         self.assertRegex("\n".join(terminal.rows()), rf"^job {self.job}: exited 143: [^\n]*\n  files in [^\n]*$")
+
+    def test_watch_prints_a_silent_node_once(self):
+        agent = self.dir / "agent"
+        self.started_job("sh", "-c", f"echo $PPID > {agent}.new; mv {agent}.new {agent}; exec sleep 1000", options=["--node-timeout", "1m"])
+        self.assertTrue(wait_until(agent.exists))
+        pid = int(agent.read_text())
+        node = lambda: self.status(self.job)["nodes"][0]
+        self.assertTrue(wait_until(lambda: node()["running"] == 1))
+        watching = subprocess.Popen([DDPLAUNCH, "status", "--watch", "--json"], env=self.env, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(watching.stdout.close)
+        self.addCleanup(lambda: is_running(pid) and os.kill(pid, signal.SIGCONT))
+        healths = [json.loads(watching.stdout.readline())["nodes"][0]["health"]]
+        os.kill(pid, signal.SIGSTOP)
+        healths.append(json.loads(watching.stdout.readline())["nodes"][0]["health"])
+        self.assertTrue(wait_until(lambda: node()["silence_s"] > 6))
+        self.assertRegex(node()["trouble"], r"^silent for [0-9.]+ s$")
+        os.kill(pid, signal.SIGCONT)
+        healths.append(json.loads(watching.stdout.readline())["nodes"][0]["health"])
+        self.assertEqual(healths, ["good", "bad", "good"])
+        self.assert_code(self.verb("stop"), 0)
+        self.assertEqual(watching.wait(20), 0)
 
     def test_a_running_job_is_meant_before_a_newer_one_that_has_ended(self):
         process = self.started_job("sleep", "1000")

@@ -316,7 +316,7 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
     key.erase(moves);
   for (OrderedJson& node : key["nodes"])
     for (const char* const moves :
-         {"silence_s", "step", "steps", "losses", "phases", "step_seconds", "usage"})
+         {"trouble", "silence_s", "step", "steps", "losses", "phases", "step_seconds", "usage"})
       node.erase(moves);
   if (key.dump() != last) print(options.json ? dump(job_json(job, state, status)) : status_text(status));
   return key.dump();

@@ -153,16 +153,22 @@ function slowRanks(rows) {
 }
 
 const kSeverity = { bad: 4, warn: 3, idle: 2, ok: 1, quiet: 0, good: 0 };
-/// Returns the nodes with their rows and worst cell, the unhealthy ones first, else in the order of ranks.
+const kHealth = { bad: ["bad", "✕"], doubtful: ["warn", "▲"] };
+/// Returns the nodes with their rows, the unhealthy ones first, else in the order of ranks. Of a job that runs ddplaunch judges the
+/// nodes, so that `ddplaunch top` says the same; of one that has ended the worst end counts.
 function orderNodes(nodes, rows) {
   const byNode = new Map(nodes.map((node, index) => [node.node, { node, index, rows: [], kind: "", sign: "○", words: node.state }]));
   for (const row of rows) {
     const entry = byNode.get(row.node);
     entry.rows.push(row);
-    if (!entry.kind || kSeverity[row.kind] > kSeverity[entry.kind]) [entry.kind, entry.sign, entry.words] = [row.kind, row.sign, row.words];
+    const worse = !entry.kind || kSeverity[row.kind] > kSeverity[entry.kind];
+    if (worse && (!entry.node.health || kSeverity[row.kind] < kSeverity.warn)) [entry.kind, entry.sign, entry.words] = [row.kind, row.sign, row.words];
   }
   for (const entry of byNode.values()) {
-    if (entry.kind === "") [entry.kind, entry.sign] = ["lost", "gone"].includes(entry.node.state) ? ["bad", "✕"] : ["idle", "○"];
+    const { health, trouble, state } = entry.node;
+    if (health in kHealth) [entry.kind, entry.sign, entry.words] = [...kHealth[health], trouble ?? state];
+    else if (entry.kind === "" && entry.rows.length > 0) [entry.kind, entry.sign] = ["ok", "●"];
+    else if (entry.kind === "") entry.kind = "idle";
   }
   const severe = (entry) => Math.max(kSeverity[entry.kind], 1);
   return [...byNode.values()].sort((a, b) => severe(b) - severe(a) || a.index - b.index);

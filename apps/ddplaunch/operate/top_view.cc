@@ -1,5 +1,5 @@
-// From a value of the status to its text; what is wrong with a node; the parts of the picture from the top:
-// head, failure, table of nodes or ranks, keys; and last the keys themselves.
+// From a value of the status to its text; the parts of the picture from the top: head, hang and failure,
+// table of nodes or ranks, keys; and last the keys themselves.
 #include "apps/ddplaunch/operate/top_view.h"
 
 #include <algorithm>
@@ -95,43 +95,17 @@ Text state_text(const std::string& state, bool failed) {
   return {(state == "stalled" ? "▲ " : "○ ") + state, Colour::kDoubtful};
 }
 
-// ---- what is wrong with a node
-
 constexpr std::size_t kWide = 120;  ///< columns of a terminal with room for notes and totals
-constexpr double kSilent = 3;       ///< seconds without a message; one comes each second
 
-struct Health {
-  int badness = 0;  ///< 0: nothing is wrong
-  std::string note;
-};
-
-bool job_runs(const Json& status) {
-  return text(status, "state") == "running" || text(status, "state") == "stalled";
+/// How bad it is with a node, which the master judges; 0: nothing is wrong.
+int badness(const Json& node) {
+  const std::string health = text(node, "health");
+  return health == "bad" ? 2 : health == "doubtful" ? 1 : 0;
 }
 
-void worsen(Health& health, int badness, const std::string& note) {
-  health.badness = std::max(health.badness, badness);
-  health.note += (health.note.empty() ? "" : ", ") + note;
-}
-
-Health health_of(const Json& node, bool job_runs) {
-  Health health;
-  const std::string state = text(node, "state");
-  if (state == "lost") worsen(health, 3, "lost");
-  const double silence = number(node, "silence_s").value_or(0);
-  if (silence >= kSilent) worsen(health, 2, "silent for " + elapsed(silence));
-  const int ranks = whole(node, "ranks"), running = whole(node, "running");
-  if (job_runs && state != "lost" && running < ranks)
-    worsen(health, 1, std::to_string(running) + " of " + counted(ranks, "rank") + " run");
-  for (const Json& gpu : at(at(node, "usage"), "gpus")) {
-    const std::string name = "GPU " + std::to_string(whole(gpu, "index"));
-    if (at(gpu, "xid").is_number()) worsen(health, 2, name + ": Xid " + std::to_string(whole(gpu, "xid")));
-    std::string reasons;
-    for (const Json& reason : at(gpu, "throttled_by"))
-      if (reason.is_string()) reasons += (reasons.empty() ? "" : ", ") + reason.get<std::string>();
-    if (!reasons.empty()) worsen(health, 1, name + " slowed by " + reasons);
-  }
-  return health;
+Colour colour_of(const Json& node) {
+  return std::array{Colour::kNone, Colour::kDoubtful, Colour::kBad}.at(
+      static_cast<std::size_t>(badness(node)));
 }
 
 // ---- tables
@@ -139,7 +113,8 @@ Health health_of(const Json& node, bool job_runs) {
 struct Column {
   const char* head;
   bool right = true;
-  std::size_t most = 20;  ///< characters of a cell
+  std::size_t most = 20;   ///< characters of a cell
+  std::size_t least = 20;  ///< the same where all columns fit with it
 };
 
 /// Rows of cells as lines, one blank between columns on a narrow screen, else two. Columns at the right that
@@ -152,21 +127,7 @@ class Table {
   /// The first line is the head. `chosen`: the row that is marked.
   std::vector<std::string> lines(std::size_t width, std::optional<std::size_t> chosen, bool colours) const {
     const std::size_t gap = width < kWide ? 1 : 2;
-    std::vector<std::size_t> widths;
-    std::size_t all = 0;
-    for (std::size_t i = 0; i < columns_.size(); ++i) {
-      std::size_t most = 0;
-      for (const auto& row : rows_)
-        most = std::max(most, launcher::text_width(row[i].words));
-      if (most == 0 && i > 0) {  // a column without any value
-        widths.push_back(0);
-        continue;
-      }
-      most = std::min(std::max(most, launcher::text_width(columns_[i].head)), columns_[i].most);
-      if (all + most + (i > 0 ? gap : 0) > width) break;
-      all += most + (i > 0 ? gap : 0);
-      widths.push_back(most);
-    }
+    const std::vector<std::size_t> widths = widths_for(width, gap);
     std::vector<Text> head;
     for (const Column& column : columns_)
       head.push_back({column.head, Colour::kHead});
@@ -181,6 +142,34 @@ class Table {
   }
 
  private:
+  /// A column without any value has none.
+  std::vector<std::size_t> widths_for(std::size_t width, std::size_t gap) const {
+    std::vector<std::size_t> widths;
+    std::size_t all = 0;
+    for (std::size_t i = 0; i < columns_.size(); ++i) {
+      std::size_t most = 0;
+      for (const auto& row : rows_)
+        most = std::max(most, launcher::text_width(row[i].words));
+      if (most > 0 || i == 0)
+        most = std::min(std::max(most, launcher::text_width(columns_[i].head)), columns_[i].most);
+      all += most + (i > 0 && most > 0 ? gap : 0);
+      widths.push_back(most);
+    }
+    const auto spare = [&](std::size_t i) { return widths[i] - std::min(widths[i], columns_[i].least); };
+    std::size_t most_cut = 0;
+    for (std::size_t i = 0; i < columns_.size(); ++i)
+      most_cut += spare(i);
+    for (std::size_t i = 0; i < columns_.size() && all > width && all - most_cut <= width; ++i) {
+      const std::size_t cut = std::min(spare(i), all - width);
+      widths[i] -= cut;
+      all -= cut;
+      most_cut -= cut;
+    }
+    for (; all > width && !widths.empty(); widths.pop_back())
+      all -= widths.back() + (widths.size() > 1 && widths.back() > 0 ? gap : 0);
+    return widths;
+  }
+
   std::string line(const std::vector<Text>& row, const std::vector<std::size_t>& widths, std::size_t gap,
                    bool colours) const {
     std::string made;
@@ -240,8 +229,8 @@ std::string ranks_text(const Json& node) {
   return ranks > 0 ? format_number_range(whole(node, "first_rank"), ranks) : "-";
 }
 
-Table node_table(const std::vector<const Json*>& nodes, const Json& status, bool wide) {
-  Table table({{"NODE", false, wide ? 30u : 14u},
+Table node_table(const std::vector<const Json*>& nodes, bool wide) {
+  Table table({{"NODE", false, wide ? 30u : 14u, 14},
                {"STATE", false, wide ? 20u : 10u},
                {"RANKS", false, 11},
                {"STEP"},
@@ -251,24 +240,20 @@ Table node_table(const std::vector<const Json*>& nodes, const Json& status, bool
                {"GMEM"},
                {"°C"},
                {"BEAT"},
-               {"NOTE", false, 40},
+               {"TROUBLE", false, 40, 20},
                {"LAG"},
                {"MACHINE"},
                {"WATT"},
                {"NET in/out"},
                {"IB in/out"},
                {"DISK r/w"}});
-  const bool runs = job_runs(status);
   double foremost = 0;
   for (const Json* node : nodes)
     foremost = std::max(foremost, number(*node, "step").value_or(0));
   for (const Json* node : nodes) {
     const Json& usage = at(*node, "usage");
     const GpuSum gpus = sum_of_gpus(usage);
-    const Health health = health_of(*node, runs);
-    const Colour colour = health.badness == 0   ? Colour::kNone
-                          : health.badness == 1 ? Colour::kDoubtful
-                                                : Colour::kBad;
+    const Colour colour = colour_of(*node);
     const auto of_gpus = [&gpus](const char* format, double value) {
       return gpus.count > 0 && value > 0 ? format_text(format, value) : std::string();
     };
@@ -276,10 +261,7 @@ Table node_table(const std::vector<const Json*>& nodes, const Json& status, bool
     const auto memory = number(usage, "job_memory");
     table.add(
         {{text(*node, "node"), colour},
-         {(health.badness > 1    ? "✖ "
-           : health.badness == 1 ? "▲ "
-                                 : "") +
-              text(*node, "state"),
+         {std::array{"", "▲ ", "✖ "}.at(static_cast<std::size_t>(badness(*node))) + text(*node, "state"),
           colour},
          {ranks_text(*node)},
          {number_text(*node, "step", "%.0f")},
@@ -288,9 +270,8 @@ Table node_table(const std::vector<const Json*>& nodes, const Json& status, bool
          {gpus.count > 0 ? format_text("%.0f", gpus.busy) : ""},
          {gpus.count > 0 ? part_text(gpus.used, gpus.memory, wide) : ""},
          {of_gpus("%.0f", gpus.hottest)},
-         {silence ? format_text("%.0fs", *silence) : "-",
-          silence.value_or(0) >= kSilent ? Colour::kBad : Colour::kNone},
-         {health.note, colour},
+         {silence ? format_text("%.0fs", *silence) : "-"},
+         {wide ? text(*node, "trouble") : "", colour},
          {step ? format_text("%.0f", foremost - *step) : ""},
          {usage.is_object() ? number_text(usage, "cpu", "%.1f") + '/' + number_text(usage, "cpus", "%.0f")
                             : ""},
@@ -505,7 +486,6 @@ void TopView::set_status(Json status) {
 }
 
 std::vector<const Json*> TopView::sorted_nodes() const {
-  const bool runs = job_runs(status_);
   struct Place {
     int badness;
     double order;
@@ -513,7 +493,7 @@ std::vector<const Json*> TopView::sorted_nodes() const {
   };
   std::vector<Place> places;
   for (const Json& node : at(status_, "nodes"))
-    places.push_back({-health_of(node, runs).badness, kOrders[order_].place(node), &node});
+    places.push_back({-badness(node), kOrders[order_].place(node), &node});
   std::ranges::stable_sort(places, [](const Place& a, const Place& b) {
     return std::pair(a.badness, a.order) < std::pair(b.badness, b.order);
   });
@@ -568,12 +548,11 @@ std::vector<std::string> TopView::rows(Size size, bool keys) const {
   } else if (!nodes.empty()) {
     marked = static_cast<std::size_t>(std::ranges::find(nodes, chosen) - nodes.begin()) % nodes.size();
     // The table has no room for the notes there.
-    const Health health = health_of(*nodes[marked], job_runs(status_));
-    if (width < kWide && !health.note.empty())
-      lines.push_back(painted(text(*nodes[marked], "node") + ": " + health.note,
-                              health.badness > 1 ? Colour::kBad : Colour::kDoubtful, colours_));
-    table = node_table(nodes, status_, width >= kWide)
-                .lines(width, keys ? std::optional(marked) : std::nullopt, colours_);
+    const Json& node = *nodes[marked];
+    if (const std::string trouble = text(node, "trouble"); width < kWide && !trouble.empty())
+      lines.push_back(painted(text(node, "node") + ": " + trouble, colour_of(node), colours_));
+    table =
+        node_table(nodes, width >= kWide).lines(width, keys ? std::optional(marked) : std::nullopt, colours_);
   }
   // Of a long table the rows around the chosen one are shown.
   const std::size_t left =

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
 #include "base/program.h"
 #include "tests/support/catch.h"
 
@@ -160,19 +162,52 @@ TEST_CASE("the status of a job is one line") {
       R"("exception":"ValueError: boom","out_of_memory":null,"xid":null,"waited_for":null,"hint":null,)"
       R"("stderr_tail":["Traceback (most recent call last):","ValueError: boom"]},)"
       R"("hang":null,"warnings":["no space left"],"nodes":[)"
-      R"({"node":"gpu01","state":"running","first_rank":0,"ranks":2,"running":1,"silence_s":1.5,"step":40,)"
+      R"({"node":"gpu01","state":"running","health":"good","trouble":null,"first_rank":0,"ranks":2,"running":1,"silence_s":1.5,"step":40,)"
       R"("steps":[41,40],"losses":[2.5,null],"phases":["",""],"step_seconds":[0.25,null],"usage":null},)"
-      R"({"node":"gpu02","state":"running","first_rank":2,"ranks":2,"running":2,"silence_s":0.0,"step":42,)"
+      R"({"node":"gpu02","state":"running","health":"doubtful","trouble":"GPU 1 is slowed by heat","first_rank":2,"ranks":2,"running":2,"silence_s":0.0,"step":42,)"
       R"("steps":[null,42],"losses":[null,null],"phases":["",""],"step_seconds":[null,null],"usage":{"cpus":64,)"
       R"("cpu":2.5,"memory":0,"memory_used":0,"job_cpu":1.5,"job_memory":0,"network_in":0,"network_out":0,)"
       R"("infiniband_in":0,"infiniband_out":0,"disk_read":0,"disk_written":0,"gpus":[{"index":1,"busy":43,)"
       R"("memory":80,"memory_used":12,"power_w":412.0,"celsius":60,"clock_mhz":1980,"throttled_by":["heat"],)"
       R"("xid":null}]}},)"
-      R"({"node":"gpu03","state":"lost","first_rank":null,"ranks":0,"running":0,"silence_s":null,"step":null,)"
+      R"({"node":"gpu03","state":"lost","health":"bad","trouble":"lost","first_rank":null,"ranks":0,"running":0,"silence_s":null,"step":null,)"
       R"("steps":[],"losses":[],"phases":[],"step_seconds":[],"usage":null}]})"
       "\n");
   status.world_size = 0;  // not yet known
   CHECK(status_json(status).find("\"world_size\":null,") != std::string::npos);
+}
+
+TEST_CASE("what is wrong with a node is judged once, in the status") {
+  JobStatus status = running_job();
+  const auto health = [&status](std::size_t node) {
+    const auto json = nlohmann::json::parse(status_json(status))["nodes"][node];
+    return json["health"].get<std::string>() + ": " + json["trouble"].dump();
+  };
+  CHECK(health(0) == "good: null");  // a rank has exited 0
+  CHECK(health(2) == "bad: \"lost\"");
+  status.nodes[0].ended = 0;
+  CHECK(health(0) == "doubtful: \"1 of 2 ranks run\"");
+  status.nodes[0].silence = 12'300ms;
+  CHECK(health(0) == "bad: \"silent for 12.3 s, 1 of 2 ranks run\"");
+  status.state = "stopping";
+  status.nodes[0].silence = 1s;
+  CHECK(health(0) == "good: null");
+  status.nodes[0].failed = 2;
+  CHECK(health(0) == "bad: \"2 ranks failed\"");
+  status.state = "running";
+  rendezvous::NodeSample usage;
+  usage.gpus = {{1, 43, 12, 80, 412'000, 60, 1980, 0x4, 0}};  // the power limit, as most GPUs at full load
+  status.nodes[1].usage = usage;
+  CHECK(health(1) == "good: null");
+  status.nodes[1].usage->gpus[0].throttle = 0x40;
+  CHECK(health(1) == "doubtful: \"GPU 1 is slowed by heat\"");
+  status.nodes[1].usage->gpus[0].xid = 79;
+  CHECK(health(1) == "bad: \"GPU 1 is slowed by heat, GPU 1 reports Xid 79\"");
+  status.nodes[1].usage.reset();
+  status.nodes[1].reports = {{{42, {}, ""}}, {{30, {}, ""}}};
+  CHECK(health(1) == "doubtful: \"12 steps behind\"");
+  status.progress.step_seconds = 0.1;  // they report once a second
+  CHECK(health(1) == "good: null");
 }
 
 TEST_CASE("a job without steps has no metrics about them") {

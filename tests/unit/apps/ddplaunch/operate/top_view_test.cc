@@ -23,6 +23,8 @@ Json gpu(int index, int busy) {
 Json node(const std::string& name, int first_rank, double job_cpu, std::uint64_t step) {
   return {{"node", name},
           {"state", "running"},
+          {"health", "good"},
+          {"trouble", nullptr},
           {"first_rank", first_rank},
           {"ranks", 2},
           {"running", 2},
@@ -135,26 +137,58 @@ std::vector<std::string> names(const std::vector<std::string>& rows) {
   return found;
 }
 
+TEST_CASE("the table of a wide terminal has all that is known, and makes room for it") {
+  Json status = job();
+  for (Json& one : status["nodes"]) {
+    one["node"] = one["node"].get<std::string>() + ".cluster.example.org";
+    one["usage"]["infiniband_in"] = one["usage"]["infiniband_out"] = 12e9;
+    one["usage"]["disk_read"] = 2 << 20;
+    one["usage"]["disk_written"] = 5 << 10;
+    one["health"] = "doubtful";
+    one["trouble"] = "GPU 1 is slowed by heat, GPU 2 is slowed by heat";
+  }
+  const auto rows = rows_of(status, {200, 24});
+  CHECK(has(rows, "IB in/out"));
+  CHECK(has(rows, "DISK r/w\n"));
+  CHECK(has(rows, "2.0M/5.0K\n"));
+  CHECK(has(rows, "GPU 1 is slowed by h"));
+}
+
 TEST_CASE("unhealthy nodes come first, with what is wrong") {
   Json status = job();
-  status["nodes"][2]["usage"]["gpus"][1]["throttled_by"] = {"heat"};
+  status["nodes"][2]["health"] = "doubtful";
+  status["nodes"][2]["trouble"] = "GPU 1 is slowed by heat";
   status["nodes"][1]["state"] = "lost";
-  status["nodes"][1]["silence_s"] = nullptr;
+  status["nodes"][1]["health"] = "bad";
+  status["nodes"][1]["trouble"] = "lost";
   const auto rows = rows_of(status, {120, 24});
   CHECK(names(rows) == std::vector<std::string>{"gpu02", "gpu03", "gpu01"});
   CHECK(has(rows, "✖ lost"));
-  CHECK(has(rows, "GPU 1 slowed by heat"));
-  status["nodes"][0]["silence_s"] = 12.3;
-  status["nodes"][2]["usage"]["gpus"][0]["xid"] = 79;
-  const auto worse = rows_of(status, {160, 24});
-  CHECK(names(worse) == std::vector<std::string>{"gpu02", "gpu01", "gpu03"});
-  CHECK(has(worse, "silent for 12.3 s"));
-  CHECK(has(worse, "GPU 0: Xid 79"));
-  const auto narrow = rows_of(status);  // has no room for the notes of all
+  CHECK(has(rows, "GPU 1 is slowed by heat"));
+  const auto narrow = rows_of(status);  // has no room for the troubles of all
   CHECK(has(narrow, "\ngpu02: lost\n"));
-  CHECK_FALSE(has(narrow, "NOTE"));
-  status["nodes"][2]["running"] = 1;
-  CHECK(has(rows_of(status, {180, 24}), "1 of 2 ranks run"));
+  CHECK_FALSE(has(narrow, "TROUBLE"));
+}
+
+TEST_CASE("a hang is shown with who has not come and what tells it") {
+  Json status = job();
+  status["state"] = "stalled";
+  const std::string verdict =
+      "rank 5 on gpu03 has not started all-reduce 1234 of group 0, in which ranks 0-4 wait";
+  status["hang"] = {
+      {"text", verdict},
+      {"confidence", "high"},
+      {"witnesses",
+       {{{"source", "flight recorder"}, {"ranks", 6}, {"text", verdict}},
+        {{"source", "steps"}, {"ranks", 6}, {"text", "rank 5 is at step 99, the others at step 100"}}}}};
+  CHECK(has(rows_of(status),
+            "▲ rank 5 on gpu03 has not started all-reduce 1234 of group 0, in which ranks 0-4\n"
+            "wait (confidence: high)\n"
+            "  steps: rank 5 is at step 99, the others at step 100\n"));
+  CHECK(names(rows_of(status)).size() == 3);
+  // A job that was ended for it says it once.
+  status["failure"] = {{"text", "hang: " + verdict}, {"attempt", 0}, {"stderr_tail", Json::array()}};
+  CHECK_FALSE(has(rows_of(status), "confidence"));
 }
 
 TEST_CASE("the failure has as many of its last lines as there is room for") {
