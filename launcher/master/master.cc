@@ -378,6 +378,13 @@ JobFacts Master::facts() const {
   return facts;
 }
 
+void Master::record_point() {
+  const auto point = history_.take_point();
+  if (!point) return;
+  const std::string line = sample_line(*point, ++journal_id_, std::chrono::system_clock::now());
+  files_->append({0, 0, 0, kJournal}, line);
+}
+
 /// Keeps the last stderr lines of those of the ranks that failed, because they show the cause. Call it before
 /// a new attempt starts these logs over.
 void Master::keep_last_output(int first_rank, int count) {
@@ -394,8 +401,11 @@ void Master::keep_last_output(int first_rank, int count) {
 ExitReport Master::show_report() {
   keep_last_output(0, supervisor_.nodes().world().world_size);
   ExitReport report = make_exit_report(supervisor_.end());
-  const RunSummary summary{steady_now() - began_, output_bytes_, progress_.figures(steady_now()).goodput(),
-                           usage_text(history_.summary())};
+  const auto now = steady_now();
+  const JobProgress::Figures progress = progress_.figures(now);
+  history_.record_end(progress, supervisor_.nodes().attempt(), now);
+  record_point();
+  const RunSummary summary{now - began_, output_bytes_, progress.goodput(), usage_text(history_.summary())};
   if (!spec_.quiet) report.text = text_with_summary(report, supervisor_.end(), summary, spec_.verbose);
   job_end_ = {std::chrono::system_clock::now(), report.exit_code};
   record({.kind = JournalEvent::Kind::kJobEnded, .reason = report.why, .exit_code = report.exit_code});

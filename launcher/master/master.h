@@ -124,6 +124,7 @@ class Master final : private NodeEvents {
   void serve_last_metrics(const ExitReport& report);
   void start_otlp(OtlpTarget target);
   void publish_second();
+  void record_point();
   void note_tensorboard();
   void send_otlp_metrics();
 

@@ -293,12 +293,10 @@ void Master::name_slow_ranks(Supervisor::Time now) {
 void Master::before_pings() {
   warn_of_lost_output();
   console_.watch();
+  if (job_end_) return;  // the last event and the report are made
   const auto now = steady_now();
   const bool second_over = history_.record(progress_.figures(now), supervisor_.nodes().attempt(), now);
-  if (const auto point = history_.take_point(); point && !job_end_) {  // job_ended stays the last event
-    const std::string line = sample_line(*point, ++journal_id_, std::chrono::system_clock::now());
-    files_->append({0, 0, 0, kJournal}, line);
-  }
+  record_point();
   if (!second_over) return;
   name_slow_ranks(now);
   output_.set_footer(usage_text(history_.usage(now)));

@@ -1187,6 +1187,11 @@ while True:
         report = json.loads((pathlib.Path(ended["directory"]) / "report.json").read_text())["usage"]
         self.assertGreater(report["memory"]["peak"], 400 << 20)
         self.assertGreater(report["cpu"]["peak"], 0.01)
+        # The last sample is that of the end, and counts in both.
+        lines = (pathlib.Path(ended["directory"]) / "events.jsonl").read_text().splitlines()
+        self.assertEqual([json.loads(line)["event"] for line in lines[-2:]], ["sample", "job_ended"])
+        for key, name in (("cpu", "cpu"), ("memory_used", "memory")):
+            self.assertAlmostEqual(max(point[key] or 0 for point in self.samples()), report[name]["peak"], places=3)
         self.assertEqual((report["gpus"], report["gpu_busy"]), (0, None))
 
     def test_gpus_by_nvml(self):

@@ -63,6 +63,18 @@ TEST_CASE("the summary has means of what is busy and peaks of memory, for people
   CHECK(usage_text(summary) == "GPU 45 % busy, 10 of 80 GiB; CPU 7.0 of 96 cores, memory 12 of 512 GiB");
 }
 
+TEST_CASE("what came since the last second counts at the end") {
+  SampleHistory history;
+  history.take(0, 96, sample(2'000, 30), 0s);
+  history.record({}, 0, 0s);
+  CHECK(history.take_point().value().usage.cpu == 2);
+  history.take(0, 96, sample(12'000, 50), 500ms);
+  CHECK_FALSE(history.record({}, 0, 900ms));
+  history.record_end({}, 0, 900ms);
+  CHECK(history.summary().cpu.peak == 12);
+  CHECK(history.take_point().value().usage.cpu == 12);
+}
+
 TEST_CASE("a node without GPUs has only the rest") {
   SampleHistory history;
   rendezvous::NodeSample made = sample(500, 0);
