@@ -169,6 +169,21 @@ class Mcp(VerbTest):
         self.server.stdin.close()
         self.assertEqual((self.server.wait(timeout=10), self.server.stderr.read()), (0, b""))
 
+    def test_no_tool_runs_a_command(self):
+        made, command = self.dir / "made", self.script("command.sh", f"#!/bin/sh\ntouch {self.dir}/made\nexec \"$@\"\n")
+        hosts = self.dir / "hosts"
+        hosts.write_text(f"localhost setup={command}\n")
+        for arguments, text in (({"host": f"localhost wrapper={command}"}, "host has keys"), ({"host": f"localhost\tsetup={command}"}, "host has keys"),
+                                ({"hostfile": str(hosts)}, "no such argument: hostfile")):
+            result = self.call("check", **arguments)
+            self.assertEqual((result["isError"], text in result["content"][0]["text"]), (True, True), result)
+        self.assertFalse(made.exists())
+        self.short_job("echo", "aaa")
+        for pattern in ("((a{1,255}){1,255}){1,255}", "a{30000}", "a{1,}{9999}"):
+            result = self.call("logs", grep=pattern)
+            self.assertIn("repeat more than 4000 times", result["content"][0]["text"])
+        self.assertEqual(self.call("logs", rank=0, grep="^(a{1,2}){1,60}$")["content"][0]["text"], "aaa\n")
+
     @unittest.skipUnless(HAS_JSONSCHEMA, "python3-jsonschema is not installed")
     def test_tools_return_what_the_verbs_print(self):
         import jsonschema

@@ -201,6 +201,9 @@ class LinePattern {
     if (set_) ::regfree(&compiled_);
   }
   Result<> set(const std::string& text) {
+    if (copies(text) > kMostCopies)
+      return Error{ErrorCode::kUsage, "--grep " + text + ": its bounds {} repeat more than " +
+                                          std::to_string(kMostCopies) + " times"};
     const int failed = ::regcomp(&compiled_, text.c_str(), REG_EXTENDED | REG_NOSUB);
     set_ = failed == 0;
     if (set_) return {};
@@ -214,6 +217,24 @@ class LinePattern {
   }
 
  private:
+  /// regcomp makes a copy of what a bound repeats for each time, so that ((a{1,255}){1,255}){1,255} would
+  /// take all memory of the machine.
+  static constexpr std::uint64_t kMostCopies = 4000;
+  static std::uint64_t copies(std::string_view text) {
+    std::uint64_t all = 1;
+    for (std::size_t at = 0; (at = text.find('{', at)) != std::string_view::npos && all <= kMostCopies;
+         ++at) {
+      const std::string_view bound = text.substr(at + 1, text.find('}', at) - at - 1);
+      const std::size_t comma = bound.find(',');
+      std::uint64_t times = 1;
+      for (const std::string_view number :
+           {bound.substr(0, comma), comma == std::string_view::npos ? "" : bound.substr(comma + 1)})
+        times = std::max(times, std::min(parse_number<std::uint64_t>(number).value_or(0), kMostCopies + 1));
+      all *= times;
+    }
+    return all;
+  }
+
   regex_t compiled_{};
   bool set_ = false;
 };

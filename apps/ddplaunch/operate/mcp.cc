@@ -124,8 +124,8 @@ const std::vector<Tool>& tools() {
       {"check",
        "check",
        "Tests hosts for what would break a job. Starts no worker. Connects to the hosts as a job would.",
-       {{"host", "--host", "string", "hosts like gpu[01-16]:8, comma-separated; without hosts this machine"},
-        {"hostfile", "--hostfile", "string", "path of a hostfile"},
+       {{"host", "--host", "string",
+         "hosts like gpu[01-16]:8, comma-separated, without keys; without hosts this machine"},
         {"nproc_per_node", "--nproc-per-node", "string", "workers on each node: a number, auto, gpu or cpu"}},
        seconds(600)},
   };
@@ -183,6 +183,12 @@ Json tool_list() {
   return list;
 }
 
+/// True for hosts with keys, such as wrapper and setup: these are commands that a check runs. For the same
+/// reason no tool reads a hostfile, which may be any file, such as the output of a worker.
+bool has_keys(const std::string& hosts) {
+  return std::ranges::any_of(hosts, [](unsigned char c) { return c <= ' ' || c == '='; });
+}
+
 /// Returns the arguments of the verb, without the program. Error: what is wrong with the tool's arguments.
 Result<std::vector<std::string>> verb_arguments(const Tool& tool, const Json& arguments) {
   const auto wrong = [](const std::string& what) { return Error{ErrorCode::kUsage, what}; };
@@ -203,7 +209,9 @@ Result<std::vector<std::string>> verb_arguments(const Tool& tool, const Json& ar
       if (value.get<bool>()) words.push_back(option);
     } else if (type == "integer") {
       words.push_back(option + '=' + value.dump());
-    } else if (const auto text = value.get<std::string>(); !option.empty()) {
+    } else if (const auto text = value.get<std::string>(); option == "--host" && has_keys(text)) {
+      return wrong("host has keys; a tool that only reads takes names and slots");
+    } else if (!option.empty()) {
       words.push_back(option + '=' + text);
     } else if (text.starts_with('-') || text.find('\0') != std::string::npos) {
       return wrong(name + " is no id");
