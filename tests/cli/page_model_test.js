@@ -75,6 +75,13 @@ const tests = {
     const rows = page.rankRows(state, page.newHistory());
     equal(rows.map((row) => row.kind), ["ok", "ok", "ok", "warn", "bad", "bad"]);
     equal(page.orderNodes(nodes, rows).map((entry) => [entry.node.node, entry.kind]), [["gpu03", "bad"], ["gpu02", "warn"], ["gpu01", "ok"]]);
+    // Of a job that runs ddplaunch has judged the nodes.
+    const judged = [running("gpu01", { health: "good", trouble: null }), running("gpu02", { first_rank: 2, steps: [10, 2], health: "good", trouble: null }),
+      running("gpu03", { first_rank: 4, health: "doubtful", trouble: "GPU 1 is slowed by heat" }), running("gpu04", { first_rank: 6, health: "bad", trouble: "silent for 9.0 s" })];
+    equal(page.orderNodes(judged, page.rankRows(stateOf({ status: status(judged) }), page.newHistory())).map((entry) => [entry.node.node, entry.kind, entry.words]),
+      [["gpu04", "bad", "silent for 9.0 s"], ["gpu03", "warn", "GPU 1 is slowed by heat"], ["gpu01", "ok", "running"], ["gpu02", "ok", "running"]]);
+    const short = (...names) => [...page.shortNames(names).values()];
+    equal([short("gpu01.example.org", "gpu02.example.org"), short("127.0.0.2", "127.0.0.3"), short("a.b.org", "a.c.org"), short()], [["gpu01", "gpu02"], ["127.0.0.2", "127.0.0.3"], ["a.b.org", "a.c.org"], []]);
     equal(page.slowRanks(rows).map((row) => row.rank), [3]);
     equal(page.slowRanks(page.rankRows(stateOf({ status: status([running("gpu01")]) }), page.newHistory())), []);
     const ended = page.rankRows(stateOf({ state: "ended", exit_code: 3 }), historyOf(failedAttempt));
@@ -83,10 +90,10 @@ const tests = {
   "what nodes and the job use is shown, and what is not known is not"() {
     const GiB = 2 ** 30, gpu = { index: 0, busy: 90, memory: 80 * GiB, memory_used: 60 * GiB, power_w: 600.4, celsius: 70, clock_mhz: 1980, throttled_by: [], xid: null };
     const usage = { cpus: 96, cpu: 40.2, job_cpu: 3.14, memory: 512 * GiB, memory_used: 200 * GiB, job_memory: 5 * GiB, network_in: 2048, network_out: 0, infiniband_in: 0, infiniband_out: 0,
-      disk_read: 0, disk_written: 0, gpus: [gpu, { ...gpu, index: 1, busy: 50, throttled_by: ["heat"] }] };
+      disk_read: 0, disk_written: 2048, gpus: [gpu, { ...gpu, index: 1, busy: 50, throttled_by: ["heat"] }] };
     const columns = page.usageColumns([running("gpu01", { usage }), running("gpu02", { usage: null }), running("gpu03", { usage: { ...usage, gpus: [] } })]);
-    equal(columns.map(([title]) => title), ["CPU", "CPU of the job", "memory", "memory of the job", "GPUs busy", "GPU memory", "power", "hottest", "slowed by", "network"]);
-    equal(columns.map(([, texts]) => texts[0]), ["40 of 96", "3.1", "200 of 512 GiB", "5.0 GiB", "70 %", "120 of 160 GiB", "1201 W", "70 °C", "heat", "2.0 KiB/s in, 0 B/s out"]);
+    equal(columns.map(([title]) => title), ["CPU", "CPU of the job", "memory", "memory of the job", "GPUs busy", "GPU memory", "power", "hottest", "slowed by", "network", "disk"]);
+    equal(columns.map(([, texts]) => texts[0]), ["40 of 96", "3.1", "200 of 512 GiB", "5.0 GiB", "70 %", "120 of 160 GiB", "1201 W", "70 °C", "heat", "2.0 KiB/s in, 0 B/s out", "0 B/s read, 2.0 KiB/s written"]);
     equal(columns.map(([, texts]) => texts[1]).join(""), "");
     equal(columns.map(([, texts]) => texts[2]).slice(3, 6), ["5.0 GiB", "", ""]);
     equal(page.usageColumns([running("gpu01")]), []);
@@ -110,6 +117,13 @@ const tests = {
     equal(page.segments(page.pointsOf(history.samples, "gpu_busy")), []);
     equal(page.figures(stateOf({ state: "crashed" }), history, 0).map(([name, value]) => [name, value]), [["step", "5"], ["loss", "2"]]);
   },
+  "what is said of a plot is what the report says"() {
+    const words = (number) => number.toFixed(1), usage = { cpu: { mean: 2.525, peak: 2.809, of: 96 } };
+    equal(page.plotSummary(stateOf({ exit_code: 0, report: { usage, loss: 0.5 } }), "cpu", 1, words), "mean 2.5, peak 2.8");
+    equal(page.plotSummary(stateOf({ exit_code: 0, report: { usage, loss: 0.5 } }), "loss", 1, words), "at the end 0.5");
+    equal(page.plotSummary(stateOf({ status: status([], { usage: { cpu: 3 } }) }), "cpu", 1, words), "now 3.0");
+    equal(page.plotSummary(stateOf({ state: "crashed" }), "cpu", null, words), "at the end unknown");
+  },
   "a long history has few samples, which are equally far apart"() {
     const history = page.newHistory();
     let apart = 1, kept = 0, second = 0;  // as SampleHistory writes them
@@ -122,8 +136,11 @@ const tests = {
   },
   "ticks are round"() {
     equal(page.ticks(0, 0.7, 4), [0, 0.2, 0.4, 0.6000000000000001]);
-    equal(page.ticks(98, 103, 4), [98, 100, 102]);
+    equal(page.ticks(98, 103, 4), [98, 99, 100, 101, 102, 103]);
+    equal(page.ticks(0, 98, 4), [0, 20, 40, 60, 80]);
     equal(page.ticks(5, 5, 4), [5]);
+    equal(page.labelledTicks(0, 1.04, 4, (busy) => `${Math.round(busy)} %`), [0, 1]);
+    equal(page.labelledTicks(0, 0.1, 4, (busy) => `${Math.round(busy)} %`), [0]);
     const begin = Date.parse("2026-11-21T03:14:39Z") / 1000;
     equal(page.timeTicks(begin, begin + 300, 5).map((time) => page.clock(1000 * time, 1000 * begin)), ["08:45:00", "08:46:00", "08:47:00", "08:48:00", "08:49:00"]);
     equal(page.timeTicks(begin, begin + 14400, 5).map((time) => page.clock(1000 * time, 1000 * begin)), ["09:00:00", "10:00:00", "11:00:00", "12:00:00"]);

@@ -198,8 +198,8 @@ function showTimeline() {
 
 /// Draws one value of the job over time.
 class Plot {
-  constructor(id, words, fromZero) {
-    [this.id, this.words, this.fromZero, this.box, this.points, this.at] = [id, words, fromZero, byId(id), [], null];
+  constructor(id, key, words, fromZero) {
+    [this.id, this.key, this.words, this.fromZero, this.box, this.points, this.at] = [id, key, words, fromZero, byId(id), [], null];
     this.chart = svg("svg", { role: "img", tabindex: 0, "aria-labelledby": `h-${id} ${id}-words` });
     this.layer = svg("g", {});
     this.cursor = svg("line", { class: "cursor", visibility: "hidden" });
@@ -247,12 +247,12 @@ class Plot {
     else high += (high - low) * 0.04;
     const begin = this.points[0].time, end = Math.max(this.points.at(-1).time, begin + 1);
     [this.width, this.top, this.bottom] = [width, 16, height - 20];
-    const levels = ticks(low, high, 4), left = 12 + 6.5 * Math.max(...levels.map((level) => this.words(level).length)), right = width - 8;
+    const levels = labelledTicks(low, high, 4, this.words), left = 12 + 6.5 * Math.max(...levels.map((level) => this.words(level).length)), right = width - 8;
     this.x = (time) => left + (right - left) * (time - begin) / (end - begin);
     const y = (value) => this.bottom - (this.bottom - this.top) * (value - low) / (high - low);
     const parts = [];
     for (const level of levels) parts.push(svg("line", { class: "grid", x1: left, x2: right, y1: y(level), y2: y(level) }), svg("text", { x: left - 5, y: y(level) + 4, "text-anchor": "end" }, this.words(level)));
-    for (const time of timeTicks(begin, end, Math.max(2, width / 110))) {
+    for (const time of timeTicks(begin, end, Math.max(2, width / 80))) {
       parts.push(svg("line", { class: "axis", x1: this.x(time), x2: this.x(time), y1: this.bottom, y2: this.bottom + 4 }),
         svg("text", { x: Math.min(this.x(time), right - 22), y: height - 4, "text-anchor": "middle" }, clock(time * 1000, nowMs()).slice(-8)));
     }
@@ -264,13 +264,12 @@ class Plot {
     for (const { time, text } of marks.filter((mark) => mark.time > begin && mark.time < end))
       parts.push(svg("line", { class: "mark", x1: this.x(time), x2: this.x(time), y1: this.top, y2: this.bottom }), svg("text", { class: "marked", x: this.x(time) + 3, y: 11 }, text));
     this.layer.replaceChildren(...parts);
-    const { value } = this.points.at(-1);
-    setText(byId(`${this.id}-words`), `${view.state.status ? "now" : "at the end"} ${value === null ? "unknown" : this.words(value)}`);
+    setText(byId(`${this.id}-words`), plotSummary(view.state, this.key, this.points.at(-1).value, this.words));
     if (this.at !== null) this.point(Math.min(this.at, this.points.length - 1));
   }
 }
-const plots = [["speed", "step_s", stepTime, true], ["loss", "loss", significant, false], ["gpu", "gpu_busy", (busy) => `${Math.round(busy)} %`, true], ["cpu", "cpu", (cpus) => count(Number(cpus.toPrecision(3))), true]]
-  .map(([id, key, words, fromZero]) => [key, new Plot(id, words, fromZero)]);
+const plots = [["speed", "step_s", stepTime, true], ["loss", "loss", significant, false], ["gpu", "gpu_busy", (busy) => `${Math.round(busy)} %`, true], ["cpu", "cpu", (cpus) => count(cpus < 10 ? Number(cpus.toPrecision(3)) : Math.round(cpus)), true]]
+  .map(([id, key, words, fromZero]) => [key, new Plot(id, key, words, fromZero)]);
 function chosenRank() {
   const list = rankList(byId("rank").value);
   return list?.length > 0 ? list[0][0] : null;
@@ -320,13 +319,15 @@ function updateCell(key, kind, sign, words) {
 }
 function showGrid(rows) {
   const nodes = orderNodes(nodesOf(view.state, view.history), rows), many = nodes.length > kMostTiles;
+  const names = shortNames(nodes.map(({ node }) => node.node));
   grid.byRank = new Map(rows.map((row) => [row.rank, row]));
   const asRows = many ? nodes.filter((entry) => kSeverity[entry.kind] >= kSeverity.warn || entry.node.node === grid.chosenNode).slice(0, 24) : nodes;
-  redraw("grid", [many, asRows.map(({ node, kind, rows: of }) => [node.node, node.state, kind, of.length]), many ? nodes.map(({ node }) => node.node) : 0], () => {
+  redraw("grid", [many, asRows.map(({ node, kind, rows: of }) => [node.node, node.state, node.trouble, kind, of.length]), many ? nodes.map(({ node }) => node.node) : 0], () => {
     const focused = document.activeElement;
     byId("rows").replaceChildren(...asRows.map(({ node, kind, rows: of }) => {
-      const line = make("div", undefined, { class: `node ${kind}` }), name = make("span", node.node, { class: "name" }), cells = make("div", undefined, { class: "cells" });
-      if (node.state !== "running") name.append(make("small", node.state));
+      const line = make("div", undefined, { class: `node ${kind}` }), name = make("span", names.get(node.node), { class: "name", title: node.node }), cells = make("div", undefined, { class: "cells" });
+      if (node.trouble) name.append(make("small", node.trouble));
+      else if (node.state !== "running") name.append(make("small", node.state));
       cells.append(...of.map((row) => updateCell(row.rank, row.kind, row.sign, row.words)));
       line.append(name, cells);
       return line;
@@ -338,7 +339,9 @@ function showGrid(rows) {
     if (first === focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
   });
   for (const { rows: of } of asRows) for (const row of of) updateCell(row.rank, row.kind, row.sign, row.words);
-  if (many) for (const { node, kind, sign, words, rows: of } of nodes) updateCell(`node ${node.node}`, kind, `${sign} ${node.node}`, `${node.node}: ${plural(of.length, "rank")}, ${words}`);
+  if (!many) return;
+  byId("tiles").style.setProperty("--longest", Math.max(...[...names.values()].map((name) => name.length)));
+  for (const { node, kind, sign, words, rows: of } of nodes) updateCell(`node ${node.node}`, kind, `${sign} ${names.get(node.node)}`, `${node.node}: ${plural(of.length, "rank")}, ${words}`);
 }
 function showNodes() {
   const nodes = nodesOf(view.state, view.history);
@@ -348,8 +351,8 @@ function showNodes() {
   }
   if (!byId("node-table").open) return;
   const ordered = orderNodes(nodes, rankRows(view.state, view.history)).slice(0, 200), table = byId("nodes");
-  const columns = usageColumns(ordered.map(({ node }) => node));
-  const cellsOf = ({ node, sign, words }, row) => [node.node, `${sign} ${node.state === "running" ? words : node.state}`, node.ranks > 0 ? node.ranks === 1 ? String(node.first_rank) : `${node.first_rank}–${node.first_rank + node.ranks - 1}` : "-",
+  const columns = usageColumns(ordered.map(({ node }) => node)), names = shortNames(nodes.map((node) => node.node));
+  const cellsOf = ({ node, sign, words }, row) => [names.get(node.node), `${sign} ${node.state === "running" ? words : node.state}`, node.ranks > 0 ? node.ranks === 1 ? String(node.first_rank) : `${node.first_rank}–${node.first_rank + node.ranks - 1}` : "-",
     node.step === null || node.step === undefined ? "" : count(node.step), ...columns.map(([, texts]) => texts[row])];
   const kindOf = (index) => index >= 3 ? "number" : "";
   redraw("nodes", [ordered.length, columns.map(([title]) => title)], () => {

@@ -174,6 +174,12 @@ function orderNodes(nodes, rows) {
   return [...byNode.values()].sort((a, b) => severe(b) - severe(a) || a.index - b.index);
 }
 
+/// Returns the names of nodes as they are shown: without a domain that all have.
+function shortNames(names) {
+  const domain = /\.[^]*[a-z][^]*$/i.exec(names[0] ?? "")?.[0], shared = domain && names.every((name) => name.endsWith(domain) && name.length > domain.length);
+  return new Map(names.map((name) => [name, shared ? name.slice(0, -domain.length) : name]));
+}
+
 /// Returns "12 of 80 GiB", or "900 MiB of 80 GiB".
 function partOfBytes(part, all) {
   const text = bytes(part), whole = bytes(all), [number, unit] = text.split(" ");
@@ -193,8 +199,10 @@ function usageFields(usage) {
     list.push(["slowed by", [...new Set(gpus.flatMap((gpu) => gpu.throttled_by))].join(", ")]);
     list.push(["Xid", [...new Set(gpus.map((gpu) => gpu.xid).filter((xid) => xid !== null))].join(", ")]);
   }
-  for (const [title, into, out] of [["network", "network_in", "network_out"], ["InfiniBand", "infiniband_in", "infiniband_out"], ["disk", "disk_read", "disk_written"]])
-    list.push([title, usage[into] + usage[out] > 0 ? `${rate(usage[into])} in, ${rate(usage[out])} out` : ""]);
+  for (const [title, key, into, out] of [["network", "network", "in", "out"], ["InfiniBand", "infiniband", "in", "out"], ["disk", "disk", "read", "written"]]) {
+    const rates = [usage[`${key}_${into}`], usage[`${key}_${out}`]];
+    list.push([title, rates[0] + rates[1] > 0 ? `${rate(rates[0])} ${into}, ${rate(rates[1])} ${out}` : ""]);
+  }
   return list;
 }
 /// Returns columns of the nodes' usage, as [title, texts by node], without empty ones.
@@ -276,12 +284,27 @@ function figures(state, history, now) {
 /// Returns points {time, attempt, value} of one key of the samples; null: it was not known.
 const pointsOf = (samples, key) => samples.map((sample) => ({ time: sample.time, attempt: sample.attempt, value: sample[key] ?? null }));
 
-/// Returns ticks at round numbers between two values, about `most` of them.
+/// Returns what is said of a plot. Of a job that has ended the report says it, whose mean and peak come from more points than the plot has.
+function plotSummary({ status, report }, key, last, words) {
+  const meter = report?.usage?.[key];
+  if (meter?.peak !== undefined) return `mean ${words(meter.mean)}, peak ${words(meter.peak)}`;
+  const value = status?.[key] ?? status?.usage?.[key] ?? report?.[key] ?? last;
+  return `${status ? "now" : "at the end"} ${value === null ? "unknown" : words(value)}`;
+}
+/// Returns ticks whose words differ.
+function labelledTicks(least, most, wanted, words) {
+  for (let fewer = wanted; fewer > 1; --fewer) {
+    const list = ticks(least, most, fewer);
+    if (new Set(list.map(words)).size === list.length) return list;
+  }
+  return ticks(least, most, 1).filter((level, index, list) => index === 0 || words(level) !== words(list[index - 1]));
+}
+/// Returns ticks at round numbers between two values, about `wanted` of them.
 function ticks(least, most, wanted) {
   const span = most - least;
   if (!(span > 0)) return [least];
   const raw = span / wanted, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find((factor) => factor * power >= raw) * power;
+  const step = [1, 2, 5, 10].find((factor) => 1.5 * factor * power >= raw) * power;
   const list = [];
   for (let value = Math.ceil(least / step - 1e-9) * step; value <= most + step * 1e-9; value += step) list.push(Math.abs(value) < step * 1e-9 ? 0 : value);
   return list;
