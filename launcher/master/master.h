@@ -14,7 +14,6 @@
 #include "base/asio.h"
 #include "launcher/control/control_socket.h"
 #include "launcher/control/http_server.h"
-#include "launcher/telemetry/otlp_sender.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/lines/line_watch.h"
 #include "launcher/master/hook_runner.h"
@@ -27,11 +26,12 @@
 #include "launcher/output/merged_output.h"
 #include "launcher/report/job_progress.h"
 #include "launcher/report/job_status.h"
-#include "launcher/telemetry/otlp.h"
 #include "launcher/report/report_json.h"
 #include "launcher/report/sample_history.h"
-#include "launcher/telemetry/tensorboard.h"
 #include "launcher/supervisor/supervisor.h"
+#include "launcher/telemetry/otlp.h"
+#include "launcher/telemetry/otlp_sender.h"
+#include "launcher/telemetry/tensorboard.h"
 
 namespace ddp::launcher {
 
