@@ -56,7 +56,7 @@ std::vector<std::string> blamed_lines(const BenchReport& report, const std::vect
                                       const std::string& what,
                                       const std::function<std::string(const PairResult&)>& text) {
   std::vector<std::string> lines;
-  const auto culprits = blame_by_majority(report.world, bad);
+  const auto culprits = blame_by_majority(report.pairs, bad);
   const auto is_of = [](const PairResult& pair, int rank) {
     return pair.first == rank || pair.second == rank;
   };
@@ -263,23 +263,45 @@ std::vector<PairRound> pair_rounds(const std::vector<int>& node_of) {
   return rounds;
 }
 
-std::vector<int> blame_by_majority(int world, const std::vector<PairResult>& bad) {
-  std::vector<std::set<int>> peers(static_cast<std::size_t>(world));
-  std::vector<int> blamed;
-  for (const PairResult& pair : bad) {
-    if (pair.first == pair.second) blamed.push_back(pair.first);
-    peers[static_cast<std::size_t>(pair.first)].insert(pair.second);
-    peers[static_cast<std::size_t>(pair.second)].insert(pair.first);
+std::vector<int> blame_by_majority(const std::vector<PairResult>& all, const std::vector<PairResult>& bad) {
+  std::set<int> blamed;
+  for (const PairResult& pair : bad)
+    if (pair.first == pair.second) blamed.insert(pair.first);
+  if (!blamed.empty()) return {blamed.begin(), blamed.end()};
+  using Peers = std::map<int, std::set<int>>;
+  const auto add_peers = [](const PairResult& pair, Peers& peers) {
+    peers[pair.first].insert(pair.second);
+    peers[pair.second].insert(pair.first);
+  };
+  // By their kind: a fault of NVLink is in no pair between nodes.
+  for (const bool same_node : {true, false}) {
+    Peers possible, found;
+    for (const PairResult& pair : all)
+      if (pair.same_node == same_node && pair.first != pair.second) add_peers(pair, possible);
+    for (const PairResult& pair : bad)
+      if (pair.same_node == same_node) add_peers(pair, found);
+    for (const auto& [rank, peers] : found) {
+      // As shares, since nodes may have different numbers of ranks.
+      const auto less = std::ranges::count_if(peers, [&](int peer) {
+        return found[peer].size() * possible[rank].size() < peers.size() * possible[peer].size();
+      });
+      if (peers.size() > 1 && 2 * peers.size() > possible[rank].size() && 2 * less > std::ssize(peers))
+        blamed.insert(rank);
+    }
   }
-  if (!blamed.empty()) return blamed;
-  std::size_t most = 0;
-  for (const std::set<int>& those : peers)
-    most = std::max(most, those.size());
-  const auto others = static_cast<std::size_t>(world - 1);
-  if (others < 2 || 2 * most <= others) return {};
-  for (int rank = 0; rank < world; ++rank)
-    if (peers[static_cast<std::size_t>(rank)].size() == most) blamed.push_back(rank);
-  return 2 * blamed.size() > peers.size() ? std::vector<int>() : blamed;
+  // Nodes of one rank, and other worlds in which both ends of all pairs of a kind look alike.
+  Peers possible, found;
+  for (const PairResult& pair : all)
+    add_peers(pair, possible);
+  for (const PairResult& pair : bad)
+    add_peers(pair, found);
+  for (const auto& [rank, peers] : found) {
+    const bool is_common =
+        std::ranges::all_of(bad, [&](const PairResult& p) { return p.first == rank || p.second == rank; });
+    if (blamed.empty() && is_common && peers.size() > 1 && 2 * peers.size() > possible[rank].size())
+      return {rank};
+  }
+  return {blamed.begin(), blamed.end()};
 }
 
 int late_rank(const std::vector<double>& times, double& late_us) {
@@ -477,7 +499,7 @@ std::string pairs_text(const BenchReport& report) {
   for (const std::string& line : lines)
     text += "# slow: " + line + "\n";
   if (lines.empty()) text += "# no pair is more than 20 % under the median of the others\n";
-  return text + groups_text(report, blame_by_majority(report.world, slow));
+  return text + groups_text(report, blame_by_majority(report.pairs, slow));
 }
 
 namespace {
@@ -510,7 +532,7 @@ std::string verdict(const BenchReport& report) {
     return pair.failed ? "could not exchange messages" : counted(pair.wrong, "wrong byte");
   });
   const auto wrong = wrong_groups(report.groups);
-  const GroupBlame blame = blame_groups(wrong, blame_by_majority(report.world, bad));
+  const GroupBlame blame = blame_groups(wrong, blame_by_majority(report.pairs, bad));
   for (const int rank : blame.ranks)
     lines.push_back(format_text("rank %d: wrong sums in ", rank) + groups_with(wrong, rank));
   for (const GroupResult& group : blame.rest)

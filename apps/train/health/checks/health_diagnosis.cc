@@ -211,11 +211,10 @@ class HealthEvaluator {
 
   /// A rank that exchanges with a faulty one, or sees a wrong sum, is a witness.
   void diagnose_exchanges() {
-    const int world = static_cast<int>(report_.ranks.size());
     std::vector<PairResult> good, bad;
     for (const PairResult& pair : report_.pairs)
       (pair.failed || pair.wrong > 0 ? bad : good).push_back(pair);
-    std::vector<int> culprits = blame_by_majority(world, bad);
+    std::vector<int> culprits = blame_by_majority(report_.pairs, bad);
     if (!diagnose_pairs_everywhere(bad, culprits)) {
       for (const PairResult& pair : bad) {
         for (const auto& [rank, other] : ends_of(pair, culprits))
@@ -226,7 +225,7 @@ class HealthEvaluator {
       }
     }
     const std::vector<PairResult> slow = outliers(good);
-    const std::vector<int> slow_ranks = blame_by_majority(world, slow);
+    const std::vector<int> slow_ranks = blame_by_majority(report_.pairs, slow);
     for (const PairResult& pair : slow) {
       const auto [rank, other] = ends_of(pair, slow_ranks).front();
       add(false, rank, "pair",

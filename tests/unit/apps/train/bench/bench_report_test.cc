@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -49,13 +50,48 @@ TEST_CASE("the pairs of a round are all in nodes, or all between two nodes each"
 
 TEST_CASE("the rank with most of the bad pairs is blamed, not its peers") {
   using Ranks = std::vector<int>;
-  CHECK(blame_by_majority(4, {{0, 2}, {1, 2}, {2, 3}}) == Ranks{2});
-  CHECK(blame_by_majority(4, {{2, 0}, {1, 2}}) == Ranks{2});
-  CHECK(blame_by_majority(4, {{0, 2}, {2, 0}}).empty());  // one pair: both ends alike
-  CHECK(blame_by_majority(2, {{0, 1}}).empty());
-  CHECK(blame_by_majority(3, {{0, 1}, {0, 2}, {1, 2}}).empty());  // everything
-  CHECK(blame_by_majority(3, {{0, 1}, {2, 2}}) == Ranks{2});
-  CHECK(blame_by_majority(3, {}).empty());
+  // Each rank has the letter of its node. `bad` says which pairs are; `more` are bad, too.
+  const auto blamed = [](const std::string& nodes, const std::function<bool(int, int)>& bad,
+                         const std::vector<PairResult>& more = {}) {
+    std::vector<PairResult> all, found = more;
+    for (int a = 0; a < std::ssize(nodes); ++a) {
+      for (int b = a + 1; b < std::ssize(nodes); ++b) {
+        all.push_back({a, b, nodes[static_cast<std::size_t>(a)] == nodes[static_cast<std::size_t>(b)]});
+        if (bad(a, b)) found.push_back(all.back());
+      }
+    }
+    return blame_by_majority(all, found);
+  };
+  const auto with = [](const std::set<int>& ranks) {
+    return [ranks](int a, int b) { return ranks.contains(a) || ranks.contains(b); };
+  };
+  const auto none = [](int, int) { return false; };
+  for (const std::string nodes : {"aaaa", "abcd"}) {
+    CHECK(blamed(nodes, with({2})) == Ranks{2});
+    CHECK(blamed(nodes, [](int a, int b) { return b == 2 || (a == 2 && b == 4); }) == Ranks{2});
+  }
+  CHECK(blamed("aabb", with({3})) == Ranks{3});
+  CHECK(blamed("aab", with({0})) == Ranks{0});
+  CHECK(blamed("abcd", none, {{0, 2}, {2, 0}}).empty());  // one pair: both ends alike
+  CHECK(blamed("ab", with({1})).empty());
+  CHECK(blamed("abc", with({0, 1, 2})).empty());  // everything
+  CHECK(blamed("abc", with({}), {{0, 1}, {2, 2}}) == Ranks{2});
+  CHECK(blamed("abc", none).empty());
+  CHECK(blamed("aaaaaa", with({2, 4})) == Ranks{2, 4});
+
+  // NVLink of one GPU, or of one in each node: pairs between nodes are right.
+  const std::string two_nodes = "aaaaaaaabbbbbbbb";
+  const auto in_nodes = [&](const std::set<int>& ranks) {
+    return [ranks](int a, int b) { return a / 8 == b / 8 && (ranks.contains(a) || ranks.contains(b)); };
+  };
+  CHECK(blamed(two_nodes, in_nodes({11})) == Ranks{11});
+  CHECK(blamed(two_nodes, in_nodes({3, 11})) == Ranks{3, 11});
+  // The network adapter of one GPU, of a node, and a link between nodes.
+  CHECK(blamed(two_nodes, [](int a, int b) { return a / 8 != b / 8 && b == 11; }) == Ranks{11});
+  CHECK(blamed("aabbcc", [](int a, int b) { return a < 4 && b > 3; }) == Ranks{4, 5});
+  CHECK(blamed(two_nodes, [](int a, int b) { return a / 8 != b / 8; }).empty());
+  CHECK(blamed("aaaab", [](int, int b) { return b == 4; }) == Ranks{4});
+  CHECK(blamed("aaabb", [](int a, int b) { return a < 3 && b > 2; }).empty());
 }
 
 TEST_CASE("a value is judged by the median of the others") {
@@ -82,7 +118,7 @@ TEST_CASE("the pairs of one slow rank are slow, with two, three and four ranks o
       continue;
     }
     CHECK(std::ssize(slow) == world - 1);
-    CHECK(blame_by_majority(world, slow) == std::vector<int>{world - 1});
+    CHECK(blame_by_majority(report.pairs, slow) == std::vector<int>{world - 1});
     CHECK_THAT(pairs_text(report),
                Catch::Matchers::ContainsSubstring("# slow: rank " + std::to_string(world - 1) +
                                                   ": more than 20 % under the median of the others in "));
