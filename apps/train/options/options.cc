@@ -575,8 +575,12 @@ constexpr std::string_view kHarmless[] = {"--read-flight-recorder",
                                           "-h",
                                           "-V"};
 
-}  // namespace
-
+/// A training on Fashion-MNIST, of open length, whose result was measured.
+struct KnownTraining {
+  TrainOptions options;
+  double least_percent;
+  int most_ranks;
+};
 KnownTraining known_training(ModelKind model) {
   // Seen were 86 to 88 % with 100 to 6400 images in a step, and 86 % after 69 of the 150 steps with all
   // 60,000, which is the most that a step can have.
@@ -589,6 +593,8 @@ KnownTraining known_training(ModelKind model) {
   large.options.lr.peak = 0.1;
   return large;
 }
+
+}  // namespace
 
 std::vector<std::string> unusual_options(TrainOptions options) {
   TrainOptions defaults = known_training(options.model).options;
@@ -611,6 +617,29 @@ std::vector<std::string> unusual_options(TrainOptions options) {
     }
   }
   return unusual;
+}
+
+TrainingVerdict judge_training(const TrainOptions& options, const std::array<std::uint32_t, 4>& checksums,
+                               int world, double percent) {
+  constexpr std::array<std::uint32_t, 4> kFashion{0xae65dccd, 0x2ed6e46a, 0x12728439, 0x242bc73f};
+  TrainingVerdict verdict{format_text("%.1f %% of the test images are right", percent), {}};
+  const KnownTraining known = known_training(options.model);
+  if (const std::vector<std::string> unusual = unusual_options(options); !unusual.empty()) {
+    verdict.text += "; no known result with " + join(unusual, ", ");
+  } else if (checksums != kFashion) {
+    verdict.text += "; no known result of images that are not Fashion-MNIST's";
+  } else if (world > known.most_ranks) {
+    verdict.text += "; no known result for more than " + counted(known.most_ranks, "rank");
+  } else {
+    verdict.text += format_text(", at least %.0f %% are expected", known.least_percent);
+    if (percent < known.least_percent)
+      verdict.known =
+          Error{ErrorCode::kInternal,
+                format_text("%.1f %% of the test images are right, and this training reaches %.0f %% on "
+                            "sound hardware: a device or the network of a rank is faulty",
+                            percent, known.least_percent)};
+  }
+  return verdict;
 }
 
 std::string take_line(std::string_view& text) {

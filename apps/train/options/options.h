@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -162,18 +163,19 @@ EqualOptions equal_options(const OptionTable& table);
 /// Returns the options of train that are declared `equal`, and the size of the data.
 EqualOptions equal_options(TrainOptions options, const DataSplit& data);
 
-/// A training on Fashion-MNIST, of open length, whose result was measured.
-struct KnownTraining {
-  TrainOptions options;
-  double least_percent;  ///< of the test images
-  int most_ranks;        ///< of the measurements
-};
-KnownTraining known_training(ModelKind model);
-
-/// Returns the options that differ from the known_training() of the model: "--lr 0.5". An option counts
-/// unless it is known to change no result, so a new one counts. A chosen length of the training counts too.
-/// Empty: none differs.
+/// Returns the options that differ from the training with this model whose result was measured: "--lr 0.5".
+/// An option counts unless it is known to change no result, so a new one counts. A chosen length of the
+/// training counts too. Empty: none differs.
 std::vector<std::string> unusual_options(TrainOptions options);
+
+struct TrainingVerdict {
+  std::string text;
+  Result<> known;  ///< the error if the known result was not reached
+};
+/// Compares the share of test images that are right with what was measured with these options, on data with
+/// these CRC-32s and so many ranks. Says why if nothing was.
+TrainingVerdict judge_training(const TrainOptions& options, const std::array<std::uint32_t, 4>& checksums,
+                               int world, double percent);
 
 /// Removes the first line of `text`, and returns it without its end.
 std::string take_line(std::string_view& text);

@@ -528,29 +528,10 @@ class TypedTrainingRun final : public TrainingRun {
     return share_outcome(*world_, write, options_.comm_timeout / 4, interrupt_);
   }
 
-  struct Verdict {
-    std::string text;
-    Result<> known;  ///< an error: a training with a known result had another one
-  };
-
   /// All ranks call it. The gradients are lost.
-  Result<Verdict> make_verdict() {
-    Verdict verdict;
-    const double percent = marks_.accuracy.percent();
-    verdict.text = format_text("%.1f %% of the test images are right", percent);
-    if (const std::string why = why_unknown(); !why.empty()) {
-      verdict.text += "; no known result " + why;
-    } else {
-      const double least = known_training(options_.model).least_percent;
-      verdict.text += format_text(", at least %.0f %% are expected", least);
-      if (percent < least) {
-        verdict.known =
-            Error{ErrorCode::kInternal,
-                  format_text("%.1f %% of the test images are right, and this training reaches "
-                              "%.0f %% on sound hardware: a device or the network of a rank is faulty",
-                              percent, least)};
-      }
-    }
+  Result<TrainingVerdict> make_verdict() {
+    TrainingVerdict verdict =
+        judge_training(options_, data_.checksums, world_->world_size(), marks_.accuracy.percent());
     const std::size_t all = model_->gradients().size_bytes();
     const std::size_t bytes = std::min(all, static_cast<std::size_t>(options_.bucket_cap_mb * (1 << 20))) /
                               sizeof(double) * sizeof(double);
@@ -570,16 +551,6 @@ class TypedTrainingRun final : public TrainingRun {
                     100 * sums / step, on_gpu ? " that run alone" : "", format_bytes(bytes).c_str(),
                     static_cast<double>(bytes) * factor / alone / 1e9);
     return verdict;
-  }
-
-  /// Returns why the result of this training was never measured: "with --lr 0.5". Empty: it was.
-  std::string why_unknown() const {
-    constexpr std::array<std::uint32_t, 4> kFashion{0xae65dccd, 0x2ed6e46a, 0x12728439, 0x242bc73f};
-    const std::vector<std::string> unusual = unusual_options(options_);
-    if (!unusual.empty()) return "with " + join(unusual, ", ");
-    if (data_.checksums != kFashion) return "of images that are not Fashion-MNIST's";
-    const int most = known_training(options_.model).most_ranks;
-    return world_->world_size() > most ? "for more than " + counted(most, "rank") : "";
   }
 
   static constexpr int kTimedSums = 5;

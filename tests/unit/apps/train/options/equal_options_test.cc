@@ -1,6 +1,8 @@
 #include "apps/train/options/options.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
@@ -164,6 +166,40 @@ TEST_CASE("a chosen length of the training is unusual, also the default's") {
   agreed.keeps_steps = true;
   agreed.epochs = 75;
   CHECK(unusual_options(agreed).empty());
+}
+
+TEST_CASE("a result below the known one is an error, where one is known") {
+  constexpr std::array<std::uint32_t, 4> kFashion{0xae65dccd, 0x2ed6e46a, 0x12728439, 0x242bc73f};
+  TrainOptions usual;
+  usual.keeps_steps = true;
+  for (const int world : {1, 10000}) {
+    CHECK(judge_training(usual, kFashion, world, 80).text ==
+          "80.0 % of the test images are right, at least 80 % are expected");
+    CHECK(judge_training(usual, kFashion, world, 80).known.has_value());
+    REQUIRE(!judge_training(usual, kFashion, world, 79.9).known.has_value());
+    CHECK(judge_training(usual, kFashion, world, 79.9).known.error().text ==
+          "79.9 % of the test images are right, and this training reaches 80 % on sound hardware: a device "
+          "or the "
+          "network of a rank is faulty");
+  }
+  TrainOptions large = usual;
+  large.model = ModelKind::kMlp;
+  large.mlp_width = 2560;
+  large.mlp_depth = 3;
+  large.lr.peak = 0.1;
+  CHECK(!judge_training(large, kFashion, 16, 74.9).known.has_value());
+  CHECK(judge_training(large, kFashion, 16, 75).known.has_value());
+
+  const auto unknown = [&](const TrainOptions& options, int world, auto checksums) {
+    const TrainingVerdict verdict = judge_training(options, checksums, world, 10);
+    CHECK(verdict.known.has_value());
+    return verdict.text.substr(verdict.text.find(';'));
+  };
+  CHECK(unknown(large, 17, kFashion) == "; no known result for more than 16 ranks");
+  CHECK(unknown(usual, 1, std::array<std::uint32_t, 4>{1, 2, 3, 4}) ==
+        "; no known result of images that are not Fashion-MNIST's");
+  usual.lr.peak = 0.5;
+  CHECK(unknown(usual, 1, kFashion) == "; no known result with --lr 0.5");
 }
 
 TEST_CASE("option names are unique, and a rank with other option names is reported") {
