@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -191,6 +192,76 @@ std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::J
   return failed;
 }
 
+/// Returns the index behind the bracket expression that begins at `at`: "[]a]", "[^[:digit:]]".
+std::size_t end_of_bracket(std::string_view text, std::size_t at) {
+  at += at + 1 < text.size() && text[at + 1] == '^' ? 2 : 1;
+  if (at < text.size() && text[at] == ']') ++at;
+  for (; at < text.size() && text[at] != ']'; ++at)
+    if (text[at] == '[' && at + 1 < text.size() &&
+        std::string_view(".:=").find(text[at + 1]) != std::string_view::npos)
+      at = std::min(text.find(std::string{text[at + 1], ']'}, at + 2), text.size() - 2) + 1;
+  return std::min(at + 1, text.size());
+}
+
+/// Returns how often a bound repeats what is before it: the 5 of "2,5". An open one has one copy more.
+std::uint64_t times_of(std::string_view bound) {
+  const std::size_t comma = bound.find(',');
+  const auto number = [](std::string_view digits) {
+    return std::min<std::uint64_t>(parse_number<std::uint64_t>(digits).value_or(0), 1 << 20);
+  };
+  const std::uint64_t least = number(bound.substr(0, comma));
+  if (comma == std::string_view::npos) return least;
+  return comma + 1 == bound.size() ? least + 1 : std::max(least, number(bound.substr(comma + 1)));
+}
+
+}  // namespace
+
+std::uint64_t written_out_size(std::string_view regex) {
+  std::vector<std::uint64_t> outside;  // sizes of the open groups up to the next one in each
+  std::uint64_t before = 0, last = 0;  // the present group up to its last item, and that item
+  const auto add = [&](std::uint64_t size) { before += std::exchange(last, size); };
+  for (std::size_t at = 0; at < regex.size() && before + last <= kMostPattern; ++at) {
+    switch (regex[at]) {
+      case '(':
+        outside.push_back(before + last);
+        before = last = 0;
+        break;
+      case ')':
+        if (outside.empty()) break;
+        last += before + 1;
+        before = outside.back();
+        outside.pop_back();
+        break;
+      case '*':
+      case '?':
+        ++last;
+        break;
+      case '+':
+        last *= 2;
+        break;
+      case '{': {
+        const std::size_t end = std::min(regex.find('}', at), regex.size());
+        last *= std::max<std::uint64_t>(1, times_of(regex.substr(at + 1, end - at - 1)));
+        at = end;
+        break;
+      }
+      case '[':
+        at = end_of_bracket(regex, at) - 1;
+        add(1);
+        break;
+      case '\\':
+        ++at;
+        add(1);
+        break;
+      default:
+        add(1);
+    }
+  }
+  return std::accumulate(outside.begin(), outside.end(), before + last);
+}
+
+namespace {
+
 /// A POSIX regular expression. Its matching has no recursion, so a long line cannot exhaust the stack.
 class LinePattern {
  public:
@@ -201,9 +272,12 @@ class LinePattern {
     if (set_) ::regfree(&compiled_);
   }
   Result<> set(const std::string& text) {
-    if (copies(text) > kMostCopies)
-      return Error{ErrorCode::kUsage, "--grep " + text + ": its bounds {} repeat more than " +
-                                          std::to_string(kMostCopies) + " times"};
+    // For more regcomp might take all memory of the machine.
+    if (written_out_size(text) > kMostPattern)
+      return Error{ErrorCode::kUsage, "--grep " + text.substr(0, kShownPattern) +
+                                          (text.size() > kShownPattern ? "…" : "") + ": it has more than " +
+                                          std::to_string(kMostPattern) +
+                                          " characters when its bounds {} are written out"};
     const int failed = ::regcomp(&compiled_, text.c_str(), REG_EXTENDED | REG_NOSUB);
     set_ = failed == 0;
     if (set_) return {};
@@ -217,23 +291,7 @@ class LinePattern {
   }
 
  private:
-  /// regcomp makes a copy of what a bound repeats for each time, so that ((a{1,255}){1,255}){1,255} would
-  /// take all memory of the machine.
-  static constexpr std::uint64_t kMostCopies = 4000;
-  static std::uint64_t copies(std::string_view text) {
-    std::uint64_t all = 1;
-    for (std::size_t at = 0; (at = text.find('{', at)) != std::string_view::npos && all <= kMostCopies;
-         ++at) {
-      const std::string_view bound = text.substr(at + 1, text.find('}', at) - at - 1);
-      const std::size_t comma = bound.find(',');
-      std::uint64_t times = 1;
-      for (const std::string_view number :
-           {bound.substr(0, comma), comma == std::string_view::npos ? "" : bound.substr(comma + 1)})
-        times = std::max(times, std::min(parse_number<std::uint64_t>(number).value_or(0), kMostCopies + 1));
-      all *= times;
-    }
-    return all;
-  }
+  static constexpr std::size_t kShownPattern = 200;
 
   regex_t compiled_{};
   bool set_ = false;
