@@ -202,6 +202,10 @@ bool is_own_type(std::string_view exception) {
   return std::ranges::find(kOwnTypes, type) != std::end(kOwnTypes);
 }
 
+bool is_traceback_head(std::string_view line) {
+  return line.starts_with("Traceback (most recent call last)");
+}
+
 /// Returns the line of the last exception in a Python program's stderr; lines.end(): none.
 std::vector<std::string>::const_iterator last_exception(const std::vector<std::string>& lines) {
   const auto found = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& line) {
@@ -223,7 +227,7 @@ std::string frame_of(const std::vector<std::string>& lines, std::vector<std::str
   std::string trace;
   while (at != lines.begin()) {
     const std::string_view line = without_rank(*--at);
-    if (line.starts_with("Traceback (most recent call last)")) return last_frame(trace);
+    if (is_traceback_head(line)) return last_frame(trace);
     if (is_exception_line(line)) break;
     trace.insert(0, std::string(line) + '\n');
   }
@@ -247,10 +251,15 @@ std::string exception_text(const WorkerException& exception) {
 std::optional<WorkerException> exception_of(const Failure& failure) {
   // The file of @record is exact. Without it the end of stderr has to be read as Python writes it.
   if (failure.evidence.exception) return failure.evidence.exception;
-  if (failure.kind != Failure::Kind::kExited && !ends_with_exception(failure)) return std::nullopt;
   const auto line = last_exception(failure.last_stderr);
   if (line == failure.last_stderr.end()) return std::nullopt;
   const std::string_view text = without_rank(*line);
+  // Without a traceback it is a line of any program, unless Python's text ends there and its head is lost.
+  const bool traceback = std::any_of(failure.last_stderr.begin(), line, [](const std::string& above) {
+    return is_traceback_head(without_rank(above));
+  });
+  const bool last = ends_with_exception(failure) && (traceback || !text.starts_with("Error:"));
+  if (!last && (!traceback || failure.kind != Failure::Kind::kExited)) return std::nullopt;
   WorkerException exception = split_exception(text);
   if (exception.type.empty()) std::swap(exception.type, exception.message);  // "AssertionError" alone
   exception.frame = frame_of(failure.last_stderr, line);

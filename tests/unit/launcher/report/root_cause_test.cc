@@ -338,6 +338,12 @@ TEST_CASE("the exception of a plain Python program is what its traceback ends wi
                             "KeyError: 1", "ValueError: without a traceback"})) ==
         "ValueError|without a traceback|");
   CHECK(shown(says(failed, {"bye"})) == "none");
+  // Something that only looks like one: a line of a log, and the last words of a program that is not Python.
+  CHECK(shown(says(failed, {"ConnectionError: retry 1", "bye"})) == "none");
+  CHECK(shown(says(failed, {"Error: cannot open x"})) == "none");
+  std::vector<std::string> atexit = kValueError;
+  atexit.emplace_back("cleaned up");
+  CHECK(shown(says(failed, atexit)) == "ValueError|boom|train.py:3 in <module>");
   // A crash after an exception that the program has caught and printed.
   CHECK(shown(says(signaled(0, "a", SIGSEGV, 0ms), {"ValueError: boom", "going on"})) == "none");
   Failure recorded = says(failed, kValueError);
