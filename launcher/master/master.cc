@@ -654,7 +654,9 @@ JobStatus Master::status() const {
       node.ended = static_cast<int>(supervisor_.ranks().ended(first, count));
       if (!nodes[i].lost) node.running = static_cast<int>(supervisor_.ranks().running(first, count));
       for (int rank = node.first_rank; rank < node.first_rank + node.ranks; ++rank) {
-        node.reports.push_back(progress_.report_of(static_cast<std::uint32_t>(rank)));
+        const auto number = static_cast<std::uint32_t>(rank);
+        auto& report = node.reports.emplace_back(progress_.report_of(number));
+        if (report) report->ended = supervisor_.ranks().ended(number, 1) > 0;
         const Failure* const failure = supervisor_.worker_failure(rank);
         if (failure != nullptr && !failure->stopped_by_us) ++node.failed;
       }

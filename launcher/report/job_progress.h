@@ -69,6 +69,7 @@ class JobProgress {
     std::string phase;           ///< what it does; empty: not reported
     /// Mean duration of its steps in the last minute, without steps of unusual length; unset: not yet known.
     std::optional<double> step_seconds = {};
+    bool ended = false;  ///< its worker makes no more steps; set by the owner of the status
   };
   /// Unset: the rank has reported no step in this attempt.
   std::optional<RankReport> report_of(std::uint32_t rank) const;

@@ -117,11 +117,13 @@ struct Health {
   }
 };
 
-/// Returns how many steps a node's slowest rank is behind the foremost rank; 0: few enough to be no more than
-/// the ranks' reports, which come once a second and not at the same moment.
+/// Returns how many steps a node's slowest rank that has not ended is behind the foremost rank; 0: few enough
+/// to be no more than the ranks' reports, which come once a second and not at the same moment.
 std::uint64_t steps_behind(const JobStatus& status, const JobStatus::NodeStatus& node) {
   constexpr double kReports = 2.5;  // seconds
-  const auto step = node.lowest_step();
+  std::optional<std::uint64_t> step;
+  for (const auto& report : node.reports)
+    if (report && !report->ended) step = std::min(step.value_or(report->step), report->step);
   const auto& [foremost, seconds] = std::pair(status.progress.last_step, status.progress.step_seconds);
   if (!step || !foremost || *foremost <= *step) return 0;
   const double most = seconds && *seconds > 0 ? std::ceil(kReports / *seconds) : 1;

@@ -206,6 +206,9 @@ TEST_CASE("what is wrong with a node is judged once, in the status") {
   status.nodes[1].usage.reset();
   status.nodes[1].reports = {{{42, {}, ""}}, {{30, {}, ""}}};
   CHECK(health(1) == "doubtful: \"12 steps behind\"");
+  status.nodes[1].reports[1]->ended = true;
+  CHECK(health(1) == "good: null");
+  status.nodes[1].reports[1]->ended = false;
   status.progress.step_seconds = 0.1;  // they report once a second
   CHECK(health(1) == "good: null");
 }
