@@ -408,6 +408,8 @@ ExitReport Master::show_report() {
   const RunSummary summary{now - began_, output_bytes_, progress.goodput(), usage_text(history_.summary())};
   if (!spec_.quiet) report.text = text_with_summary(report, supervisor_.end(), summary, spec_.verbose);
   job_end_ = {std::chrono::system_clock::now(), report.exit_code};
+  // Hooks, or a pager that reads the output, may take hours from here.
+  if (metrics_) metrics_->publish(metrics_text(status()));
   record({.kind = JournalEvent::Kind::kJobEnded, .reason = report.why, .exit_code = report.exit_code});
   log_.ended(report.text);
   console_.write(2, report.text);
@@ -487,7 +489,6 @@ void Master::serve_last_metrics(const ExitReport& report) {
     otlp_->finish(kLastOtlp);
   }
   if (!metrics_ || metrics_linger_.count() == 0) return;
-  metrics_->publish(metrics_text(status()));
   end_at_signals_with(report.exit_code, "");
   std::this_thread::sleep_for(metrics_linger_);
 }

@@ -915,7 +915,8 @@ os._exit(3)
             self.assertIn(f"--metrics-listen: cannot listen on port {place.rpartition(':')[2]}: Address already in use", done.err)
         began = time.time()
         process = self.started_job("sh", "-c", f"while ! test -e {self.dir}/fail; do sleep 0.1; done; exit 7",
-                                   options=["--metrics-listen", place, "--metrics-linger", "500s"])
+                                   options=["--metrics-listen", place, "--metrics-linger", "500s",
+                                            "--on", f"end=until test -e {self.dir}/seen; do sleep 0.1; done"])
         def scrape():
             try:
                 with urllib.request.urlopen(f"http://{place}/metrics", timeout=10) as reply:
@@ -927,6 +928,7 @@ os._exit(3)
         self.assertTrue(wait_until(lambda: "ddplaunch_job_cpus_busy{node=\"localhost\"}" in scrape()))
         (self.dir / "fail").touch()
         self.assertTrue(wait_until(lambda: scrape().get('ddplaunch_job_state{state="ended"}') == 1))
+        (self.dir / "seen").touch()  # until then the hook has run
         last = scrape()
         self.assertEqual((last["ddplaunch_exit_code"], last['ddplaunch_job_state{state="running"}']), (7, 0))
         self.assertTrue(began - 1 < last["ddplaunch_start_time_seconds"] < last["ddplaunch_end_time_seconds"] < time.time() + 1, last)
