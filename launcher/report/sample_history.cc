@@ -127,13 +127,15 @@ void SampleHistory::record_end(const JobProgress::Figures& figures, std::uint32_
 
 std::vector<std::string> gpu_troubles(const rendezvous::NodeSample& sample) {
   std::vector<std::string> troubles;
+  const auto name = [](const rendezvous::GpuSample& gpu) { return "GPU " + std::to_string(gpu.index); };
+  // The errors come first, since a narrow table cuts the end.
+  for (const rendezvous::GpuSample& gpu : sample.gpus)
+    if (gpu.xid != 0) troubles.push_back(name(gpu) + " reports Xid " + std::to_string(gpu.xid));
   for (const rendezvous::GpuSample& gpu : sample.gpus) {
-    const std::string name = "GPU " + std::to_string(gpu.index);
     // A lowered power limit is how most GPUs run at full load.
     const auto reasons = throttle_reasons(gpu.throttle);
     for (const std::string& reason : reasons)
-      if (reason != "power") troubles.push_back(name + " is slowed by " + reason);
-    if (gpu.xid != 0) troubles.push_back(name + " reports Xid " + std::to_string(gpu.xid));
+      if (reason != "power") troubles.push_back(name(gpu) + " is slowed by " + reason);
   }
   return troubles;
 }

@@ -107,7 +107,7 @@ class SampleHistory {
   std::optional<Time> metered_;  ///< when the summary was added to
 };
 
-/// Returns what a sample shows of GPUs that are not well: "GPU 3 is slowed by heat", "GPU 3 reports Xid 48".
+/// Returns what a sample shows of GPUs that are not well: "GPU 3 reports Xid 48", "GPU 3 is slowed by heat".
 std::vector<std::string> gpu_troubles(const rendezvous::NodeSample& sample);
 /// Returns these, and what else slows the ranks of a node down, such as other programs, which are no fault of
 /// the node. Without numbers that change all the time. Empty: nothing.

@@ -547,14 +547,19 @@ std::vector<std::string> TopView::rows(Size size, bool keys) const {
     table = rank_table(*chosen).lines(width, keys ? std::optional(marked) : std::nullopt, colours_);
   } else if (!nodes.empty()) {
     marked = static_cast<std::size_t>(std::ranges::find(nodes, chosen) - nodes.begin()) % nodes.size();
-    // The table has no room for the notes there.
-    const Json& node = *nodes[marked];
-    if (const std::string trouble = text(node, "trouble"); width < kWide && !trouble.empty())
-      lines.push_back(painted(text(node, "node") + ": " + trouble, colour_of(node), colours_));
     table =
         node_table(nodes, width >= kWide).lines(width, keys ? std::optional(marked) : std::nullopt, colours_);
   }
   // Of a long table the rows around the chosen one are shown.
+    const Json& node = *nodes[marked];
+    const std::string trouble = text(node, "trouble");
+    // The table of a narrow screen has no troubles, and that of a wide one may have cut them.
+    if (!trouble.empty() && (width < kWide || table[marked + 1].find(trouble) == std::string::npos)) {
+      std::vector<std::string> rows = wrapped(text(node, "node") + ": " + trouble, width);
+      if (const std::size_t most = size.rows / 4 + 1; rows.size() > most) rows.resize(most);
+      for (const std::string& row : rows)
+        lines.push_back(painted(row, colour_of(node), colours_));
+    }
   const std::size_t left =
       size.rows > lines.size() + (keys ? 1 : 0) ? size.rows - lines.size() - (keys ? 1 : 0) : 0;
   if (table.size() > left && left >= 3) {

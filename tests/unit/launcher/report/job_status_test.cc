@@ -202,7 +202,7 @@ TEST_CASE("what is wrong with a node is judged once, in the status") {
   status.nodes[1].usage->gpus[0].throttle = 0x40;
   CHECK(health(1) == "doubtful: \"GPU 1 is slowed by heat\"");
   status.nodes[1].usage->gpus[0].xid = 79;
-  CHECK(health(1) == "bad: \"GPU 1 is slowed by heat, GPU 1 reports Xid 79\"");
+  CHECK(health(1) == "bad: \"GPU 1 reports Xid 79, GPU 1 is slowed by heat\"");
   status.nodes[1].usage.reset();
   status.nodes[1].reports = {{{42, {}, ""}}, {{30, {}, ""}}};
   CHECK(health(1) == "doubtful: \"12 steps behind\"");

@@ -152,7 +152,7 @@ TEST_CASE("what slows the ranks of a node down") {
   made.network_errors = 1;
   CHECK(
       node_troubles(made) ==
-      "GPU 3 is slowed by heat, GPU 5 reports Xid 48, processes wait for memory, the network reports errors");
+      "GPU 5 reports Xid 48, GPU 3 is slowed by heat, processes wait for memory, the network reports errors");
   made.gpus.clear();
   made.memory_stall = made.network_errors = 0;
   made.job_cpu_milli = 2000;

@@ -152,6 +152,8 @@ TEST_CASE("the table of a wide terminal has all that is known, and makes room fo
   CHECK(has(rows, "DISK r/w\n"));
   CHECK(has(rows, "2.0M/5.0K\n"));
   CHECK(has(rows, "GPU 1 is slowed by h"));
+  // Of the marked node all is shown.
+  CHECK(has(rows, "\ngpu01.cluster.example.org: GPU 1 is slowed by heat, GPU 2 is slowed by heat\n"));
 }
 
 TEST_CASE("unhealthy nodes come first, with what is wrong") {
@@ -165,9 +167,15 @@ TEST_CASE("unhealthy nodes come first, with what is wrong") {
   CHECK(names(rows) == std::vector<std::string>{"gpu02", "gpu03", "gpu01"});
   CHECK(has(rows, "✖ lost"));
   CHECK(has(rows, "GPU 1 is slowed by heat"));
+  CHECK_FALSE(has(rows, "\ngpu02: lost\n"));
   const auto narrow = rows_of(status);  // has no room for the troubles of all
   CHECK(has(narrow, "\ngpu02: lost\n"));
   CHECK_FALSE(has(narrow, "TROUBLE"));
+  status["nodes"][1]["trouble"] =
+      "lost, GPU 1 reports Xid 79, GPU 0 is slowed by heat, GPU 1 is slowed by heat, silent";
+  CHECK(has(rows_of(status),
+            "\ngpu02: lost, GPU 1 reports Xid 79, GPU 0 is slowed by heat, GPU 1 is slowed by\n"
+            "heat, silent\n"));
 }
 
 TEST_CASE("a hang is shown with who has not come and what tells it") {
