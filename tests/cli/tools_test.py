@@ -174,6 +174,7 @@ class Mcp(VerbTest):
         hosts = self.dir / "hosts"
         hosts.write_text(f"localhost setup={command}\n")
         for arguments, text in (({"host": f"localhost wrapper={command}"}, "host has keys"), ({"host": f"localhost\tsetup={command}"}, "host has keys"),
+                                ({"host": "gpu01, gpu02 slots"}, "host has keys"), ({"host": "gpu01, gpu02,"}, "a host is missing"),
                                 ({"hostfile": str(hosts)}, "no such argument: hostfile")):
             result = self.call("check", **arguments)
             self.assertEqual((result["isError"], text in result["content"][0]["text"]), (True, True), result)

@@ -186,7 +186,12 @@ Json tool_list() {
 /// True for hosts with keys, such as wrapper and setup: these are commands that a check runs. For the same
 /// reason no tool reads a hostfile, which may be any file, such as the output of a worker.
 bool has_keys(const std::string& hosts) {
-  return std::ranges::any_of(hosts, [](unsigned char c) { return c <= ' ' || c == '='; });
+  bool behind_comma = false;  // where blanks separate hosts, and no keys
+  for (const unsigned char c : hosts) {
+    if (c < ' ' || c == '=' || (c == ' ' && !behind_comma)) return true;
+    behind_comma = c == ',' || c == ' ';
+  }
+  return false;
 }
 
 /// Returns the arguments of the verb, without the program. Error: what is wrong with the tool's arguments.
