@@ -75,6 +75,9 @@ const tests = {
     const rows = page.rankRows(state, page.newHistory());
     equal(rows.map((row) => row.kind), ["ok", "ok", "ok", "warn", "bad", "bad"]);
     equal(page.orderNodes(nodes, rows).map((entry) => [entry.node.node, entry.kind]), [["gpu03", "bad"], ["gpu02", "warn"], ["gpu01", "ok"]]);
+    const without = [running("gpu01"), running("gpu02", { ranks: 0, first_rank: null, state: "lost" })];
+    equal(page.orderNodes(without, page.rankRows(stateOf({ status: status(without) }), page.newHistory())).map((entry) => [entry.node.node, entry.kind, entry.sign, entry.words]),
+      [["gpu02", "bad", "✕", "lost"], ["gpu01", "ok", "●", "running"]]);
     // Of a job that runs ddplaunch has judged the nodes.
     const judged = [running("gpu01", { health: "good", trouble: null }), running("gpu02", { first_rank: 2, steps: [10, 2], health: "good", trouble: null }),
       running("gpu03", { first_rank: 4, health: "doubtful", trouble: "GPU 1 is slowed by heat" }), running("gpu04", { first_rank: 6, health: "bad", trouble: "silent for 9.0 s" })];

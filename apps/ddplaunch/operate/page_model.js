@@ -167,6 +167,7 @@ function orderNodes(nodes, rows) {
   for (const entry of byNode.values()) {
     const { health, trouble, state } = entry.node;
     if (health in kHealth) [entry.kind, entry.sign, entry.words] = [...kHealth[health], trouble ?? state];
+    else if (entry.kind === "" && state === "lost") [entry.kind, entry.sign] = kHealth.bad;  // of an older version, which judges no nodes
     else if (entry.kind === "" && entry.rows.length > 0) [entry.kind, entry.sign] = ["ok", "●"];
     else if (entry.kind === "") entry.kind = "idle";
   }

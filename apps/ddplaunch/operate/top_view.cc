@@ -97,8 +97,10 @@ Text state_text(const std::string& state, bool failed) {
 
 constexpr std::size_t kWide = 120;  ///< columns of a terminal with room for notes and totals
 
-/// How bad it is with a node, which the master judges; 0: nothing is wrong.
+/// How bad it is with a node, which the master judges; 0: nothing is wrong. The master of an older version
+/// does not.
 int badness(const Json& node) {
+  if (at(node, "health").is_null()) return text(node, "state") == "lost" ? 2 : 0;
   const std::string health = text(node, "health");
   return health == "bad" ? 2 : health == "doubtful" ? 1 : 0;
 }
@@ -549,8 +551,6 @@ std::vector<std::string> TopView::rows(Size size, bool keys) const {
     marked = static_cast<std::size_t>(std::ranges::find(nodes, chosen) - nodes.begin()) % nodes.size();
     table =
         node_table(nodes, width >= kWide).lines(width, keys ? std::optional(marked) : std::nullopt, colours_);
-  }
-  // Of a long table the rows around the chosen one are shown.
     const Json& node = *nodes[marked];
     const std::string trouble = text(node, "trouble");
     // The table of a narrow screen has no troubles, and that of a wide one may have cut them.
@@ -560,6 +560,8 @@ std::vector<std::string> TopView::rows(Size size, bool keys) const {
       for (const std::string& row : rows)
         lines.push_back(painted(row, colour_of(node), colours_));
     }
+  }
+  // Of a long table the rows around the chosen one are shown.
   const std::size_t left =
       size.rows > lines.size() + (keys ? 1 : 0) ? size.rows - lines.size() - (keys ? 1 : 0) : 0;
   if (table.size() > left && left >= 3) {

@@ -178,6 +178,17 @@ TEST_CASE("unhealthy nodes come first, with what is wrong") {
             "heat, silent\n"));
 }
 
+TEST_CASE("a lost node of a job of an older version comes first, though nothing judges it") {
+  Json status = job();
+  for (Json& one : status["nodes"]) {
+    one.erase("health");
+    one.erase("trouble");
+  }
+  status["nodes"][1]["state"] = "lost";
+  CHECK(names(rows_of(status)) == std::vector<std::string>{"gpu02", "gpu01", "gpu03"});
+  CHECK(has(rows_of(status), "✖ lost"));
+}
+
 TEST_CASE("a hang is shown with who has not come and what tells it") {
   Json status = job();
   status["state"] = "stalled";
