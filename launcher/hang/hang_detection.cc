@@ -423,10 +423,10 @@ HangVerdict HangInvestigation::verdict(const std::string& files) const {
   const std::vector<std::uint32_t> behind = report_.behind();
   HangVerdict verdict;
   using Kind = HangVerdict::Kind;
-  verdict.kind = purpose_ == Purpose::kHang     ? Kind::kHung
-                 : purpose_ == Purpose::kFailed ? Kind::kFailed
-                 : quiet_for_ > Time(0)         ? Kind::kStalled
-                                                : Kind::kActive;
+  verdict.kind = purpose_ == Purpose::kHang && !inspecting() ? Kind::kHung
+                 : purpose_ == Purpose::kFailed              ? Kind::kFailed
+                 : quiet_for_ > Time(0)                      ? Kind::kStalled
+                                                             : Kind::kActive;
   verdict.quiet = quiet_for_;
   if (purpose_ == Purpose::kStall || purpose_ == Purpose::kHang) verdict.files = files;
   const std::string activity = report_.activity(quiet_for_);

@@ -311,7 +311,8 @@ class HangInvestigation {
   bool names_now(Time now) const {
     return inspecting() && verdict_due_ && (facts_missing_.empty() || now >= *verdict_due_);
   }
-  /// Returns the verdict as of now. It knows nothing of flight recorders. `files`: see HangVerdict.
+  /// Returns the verdict as of now. It knows nothing of flight recorders, and is never kHung, because the
+  /// attempt may still end for another reason. `files`: see HangVerdict.
   HangVerdict name_now(const std::string& files) {
     verdict_due_.reset();
     return verdict(files);
@@ -328,7 +329,7 @@ class HangInvestigation {
   Time last_activity() const { return last_activity_; }
   /// Returns when the hang was found, before the inspection.
   Time found_at() const { return last_activity_ + quiet_for_; }
-  /// Ends the inspection. Returns the verdict, as name_now does.
+  /// Ends the inspection. Returns the verdict: after one for a hang kHung, else as name_now does.
   HangVerdict conclude(const std::string& files, Time now);
   /// Returns "the job hung: no worker printed anything or used CPU time for 60 s", then one line for each
   /// group of ranks that do the same, the place of the stacks, and a hint if there is one.

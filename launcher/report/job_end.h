@@ -108,8 +108,8 @@ struct EarlyExit {
 /// the status, the page, hooks and `ddplaunch hang` show (docs/users/hang.md).
 struct HangVerdict {
   enum class Kind : std::uint8_t {
-    kActive,   ///< a user asked; a worker was active shortly before
-    kStalled,  ///< nobody is active; the job goes on
+    kActive,   ///< a user asked, or a line told of a hang; a worker was active shortly before
+    kStalled,  ///< nobody is active; the job goes on, or its stacks are still being collected
     kHung,     ///< the attempt is ended for it (--hang-timeout)
     kFailed,   ///< a rank gave up waiting for others
   };

@@ -81,13 +81,17 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
   // Noted above even while the attempt is being stopped, because it may be the cause that was reported late.
   if (state_ != State::kRunning) {
     // Other ranks may have ended before, because this one failed.
-    if (attempt_end_.cause == StopCause::kFailure) attempt_end_.non_retryable |= message.non_retryable;
+    if (attempt_end_.cause == StopCause::kFailure && !message.after_stop)
+      attempt_end_.non_retryable |= message.non_retryable;
     return;
   }
   // A program that cannot be executed in attempt 0 fails again when retried. In later attempts it ran
   // elsewhere before.
   const bool non_retryable = message.non_retryable || (message.pid == 0 && nodes_.attempt() == 0);
-  if (hang_.inspecting() && hang_.purpose() == HangInvestigation::Purpose::kFailed) return check_attempt(now);
+  if (hang_.inspecting() && hang_.purpose() == HangInvestigation::Purpose::kFailed) {
+    attempt_end_.non_retryable |= non_retryable;
+    return check_attempt(now);
+  }
   attempt_end_ = {StopCause::kFailure, Outcome::kFailed, rank_text + " failed", non_retryable};
   if (!message.gave_up || hang_.inspecting()) return stop(attempt_end_, now);
   // The others know why, and forget it when they are stopped. If they all end meanwhile, the attempt is over.
@@ -266,7 +270,9 @@ void Supervisor::name_hang() {
   const HangVerdict& verdict = *end().hang;
   answer_user();
   record({.kind = Journal::kHangNamed, .reason = verdict.text, .hang = verdict});
-  out_.say("the job makes no progress: " + verdict.text + "; collecting stacks");
+  const bool active = verdict.kind == HangVerdict::Kind::kActive;  // a line made it count as hung (--watch)
+  out_.say((active ? "the job counts as hung: " : "the job makes no progress: ") + verdict.text +
+           "; collecting stacks");
 }
 
 /// Makes the verdict, and does what the inspection was for.

@@ -240,7 +240,8 @@ class SupervisorStage : public test::Stage {
       give_message(number(1),
                    rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_text(line)});
     } else if (verb == "exit" || verb == "kill" || verb == "late-kill" || verb == "end-code" ||
-               verb == "end" || verb == "gives-up" || verb == "non-retryable") {
+               verb == "end" || verb == "gives-up" || verb == "non-retryable" ||
+               verb == "end-non-retryable") {
       // node rank code-or-signal; end: its end began after a signal of its agent; late-kill: so did a SIGKILL
       // of others
       rendezvous::WorkerExited exited;
@@ -248,7 +249,7 @@ class SupervisorStage : public test::Stage {
       exited.rank = number(2);
       exited.pid = 100 + exited.rank;
       const bool code = verb != "kill" && verb != "late-kill" && verb != "end";
-      exited.non_retryable = verb == "non-retryable";
+      exited.non_retryable = verb.ends_with("non-retryable");
       exited.gave_up = verb == "gives-up";
       (code ? exited.code : exited.signal) = static_cast<std::uint8_t>(number(3));
       exited.after_stop = verb.starts_with("end");
