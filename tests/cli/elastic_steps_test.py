@@ -614,7 +614,7 @@ class ElasticUnits(unittest.TestCase):
     def test_ranks_that_register_other_objects(self):
         self.world().step(4)
         sent = self.sync(self.model, self.optimizer, source=0)[1]
-        with self.assertRaisesRegex(RuntimeError, r"got \['Sequential'\] on rank 1 and \['Sequential', 'SGD'\] on rank 0"):
+        with self.assertRaisesRegex(TypeError, r"got \['Sequential'\] on rank 1 and \['Sequential', 'SGD'\] on rank 0"):
             self.receive(sent, self.model, progress=elastic._Progress(False))
 
     def test_an_attempt_without_sync(self):
@@ -653,7 +653,7 @@ class ElasticUnits(unittest.TestCase):
         loader = torch.utils.data.DataLoader(range(4))
         for _ in world.epochs(2):
             list(world.batches(loader))
-        with self.assertRaisesRegex(RuntimeError, r"world\.batches\(\) was called twice in an epoch"):
+        with self.assertRaisesRegex(TypeError, r"world\.batches\(\) was called twice in an epoch"):
             for _ in self.world(progress=elastic._Progress(False)).epochs(1):
                 list(world.batches(loader))
                 list(world.batches(loader))
@@ -670,6 +670,37 @@ class ElasticUnits(unittest.TestCase):
         ddp = torch.nn.parallel.DistributedDataParallel
         with self.assertRaisesRegex(TypeError, "got a DistributedDataParallel, which belongs to one attempt"):
             elastic.run(ddp.__new__(ddp), self.optimizer)
+        self.model.compiled = ddp.__new__(ddp)
+        torch.nn.Module.__init__(self.model.compiled)
+        with self.assertRaisesRegex(TypeError, "got a DistributedDataParallel in a Sequential, which belongs to one attempt"):
+            elastic.run(self.model, self.optimizer)
+
+    def test_one_limit_for_all_that_is_searched(self):
+        drawn = []
+
+        class Counted(list):
+            def __iter__(self):
+                return (drawn.append(1) or item for item in super(Counted, self).__iter__())
+        self.assertIsNone(elastic._split_part([Counted([0] * elastic.ITEMS_SEARCHED) for _ in range(3)]))
+        self.assertLess(len(drawn), elastic.ITEMS_SEARCHED)
+
+    def test_a_rank_that_the_agent_stops_reports_no_script_error(self):
+        for stopping, count in ((None, 1), ("failure", 0)):
+            sent = []
+            link = types.SimpleNamespace(stopping=stopping, attempt=3, send=sent.append)
+            with unittest.mock.patch.object(elastic._Link, "opened", link), unittest.mock.patch.dict(os.environ, DDPLAUNCH_CONTROL="unix:x"):
+                elastic.ScriptError("bad")
+                elastic._report_script_error()
+            self.assertEqual(len(sent), count)
+
+    def test_a_process_that_ends_starts_no_thread(self):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("")  # a free abstract name
+            listener.listen()
+            name = listener.getsockname().decode()
+            with unittest.mock.patch.object(elastic._Link, "opened", None), unittest.mock.patch("threading.Thread.start") as start:
+                elastic._Link(f"unix:{name}", rejoin=False)
+            start.assert_not_called()
 
     def test_gradients_of_an_incomplete_step(self):
         self.backward()

@@ -63,7 +63,8 @@ FIRST_ORDER_S = 60.0
 GRACE_S = 1.0        # how long it waits after an exception that no lost peer explains
 FORK_WAIT_S = 0.1    # how long a fork waits for the other threads of this process
 PIECE_BYTES = 64 << 20
-ITEMS_SEARCHED = 100_000  # of one list or dict, for parts that are split over ranks
+ITEMS_SEARCHED = 100_000  # of one object, for parts that are split over ranks
+SECOND_GROUP = "the default process group twice"  # PyTorch's error, a RuntimeError or ValueError
 ORDER_KEYS = ("attempt", "rank", "world", "local_rank", "local_world", "node_rank", "nodes")
 
 
@@ -90,16 +91,16 @@ class ScriptError(TypeError):
 
 def _report_script_error() -> None:
     """Tells the agent at the end of the process that a ScriptError has led to it, which makes another attempt senseless. A script that
-    caught it and went on may end by another exception, which a new attempt may not meet."""
-    control, error = os.environ.get("DDPLAUNCH_CONTROL"), getattr(sys, "last_value", None)
+    caught it and went on may end by another exception, which a new attempt may not meet, or because the agent stops it."""
+    control, error, link = os.environ.get("DDPLAUNCH_CONTROL"), getattr(sys, "last_value", None), _Link.opened
     is_cause = error is None
-    while error is not None and not is_cause:
-        is_cause, error = isinstance(error, ScriptError), error.__cause__ or error.__context__
+    while error is not None and not is_cause:  # __context__ is only what was handled at that time
+        is_cause, error = isinstance(error, ScriptError), error.__cause__
     text, ScriptError.latest = ScriptError.latest, None
-    if not control or not is_cause or text is None:
+    if not control or not is_cause or text is None or (link and link.stopping):
         return
     with contextlib.suppress(LinkLost):
-        link = _Link.opened or _Link(control, rejoin=False)
+        link = link or _Link(control, rejoin=False)
         attempt = link.attempt if link.attempt >= 0 else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         link.send({"failed": attempt, "error": _plain(f"ScriptError: {text}"), "retry": False})
 
@@ -136,7 +137,8 @@ class _Link:
                            "this path. If the variable is unset, the script runs without ddplaunch") from error
         _Link.opened = self
         self.greet(rejoin)
-        threading.Thread(target=self._run, name="ddplaunch-link", daemon=True).start()
+        if rejoin:  # else this process ends, and starts no thread any more (Python 3.12)
+            threading.Thread(target=self._run, name="ddplaunch-link", daemon=True).start()
 
     def send(self, word: Dict[str, Any]) -> None:
         try:
@@ -424,6 +426,7 @@ def _split_part(holder: Any) -> Optional[Tuple[str, str]]:
     optimizers, and into objects that have others' state: lists, dicts, and what has a state_dict(), as those that
     torch.distributed.checkpoint saves. It calls no state_dict() that may be a collective, and takes milliseconds."""
     pending, seen = [("", holder)], {}  # the objects are kept, since an address may be used again
+    room = iter(range(ITEMS_SEARCHED))
     for name, part in pending:  # which grows
         kind = sharding_of(part)
         if kind is not None:
@@ -432,18 +435,18 @@ def _split_part(holder: Any) -> Optional[Tuple[str, str]]:
             continue
         seen[id(part)] = part
         if isinstance(part, torch.nn.Module):
-            inner = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False)), **dict(part.named_children())}
+            inner = itertools.chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False), part.named_children())
         elif isinstance(part, torch.optim.Optimizer):
-            inner = {"param_groups": part.param_groups, "state": part.state}
+            inner = [("param_groups", part.param_groups), ("state", part.state)]
         elif isinstance(part, dict):
-            inner = part
+            inner = part.items()
         elif isinstance(part, (list, tuple)):
-            inner = dict(enumerate(itertools.islice(part, ITEMS_SEARCHED)))
+            inner = enumerate(part)
         elif hasattr(part, "state_dict") and not isinstance(part, type):
-            inner = dict(getattr(part, "__dict__", {}))
+            inner = list(getattr(part, "__dict__", {}).items())
         else:
             continue
-        for key, item in itertools.islice(inner.items(), ITEMS_SEARCHED):
+        for _, (key, item) in zip(room, inner):
             if isinstance(item, (torch.Tensor, dict, list, tuple)) or hasattr(item, "state_dict"):
                 key = "…" if isinstance(key, torch.Tensor) else key  # an optimizer's state; a tensor's text needs its values
                 pending.append((f"{name}.{key}" if name else str(key), item))
@@ -452,9 +455,11 @@ def _split_part(holder: Any) -> Optional[Tuple[str, str]]:
 
 def _refuse_shards(holder: Any, when: str = "is") -> None:
     """Raises ScriptError if an object of world.sync() is split over ranks. It runs before any collective, and alike on all ranks."""
-    if isinstance(holder, torch.nn.parallel.DistributedDataParallel):
-        raise ScriptError("world.sync() got a DistributedDataParallel, which belongs to one attempt: register the module that it wraps, and "
-                          "wrap that in each attempt")
+    ddp = torch.nn.parallel.DistributedDataParallel
+    if any(isinstance(part, ddp) for part in (holder.modules() if isinstance(holder, torch.nn.Module) else ())):
+        place = "" if isinstance(holder, ddp) else f" in a {type(holder).__name__}"
+        raise ScriptError(f"world.sync() got a DistributedDataParallel{place}, which belongs to one attempt: register the module that it "
+                          "wraps, and wrap that in each attempt")
     found, where = _split_part(holder), ""
     if found is None and not isinstance(holder, (torch.nn.Module, torch.optim.Optimizer)) and not is_scaler(holder):
         if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
@@ -805,6 +810,9 @@ class _Rejoin:
                     if self.group is not None:
                         self.group.forget_hook()
                     gc.unfreeze()
+                    if SECOND_GROUP in str(error):
+                        raise ScriptError("the function has called init_process_group(); under ddplaunch it finds the process group made, so "
+                                          "remove this call (and destroy_process_group())") from error
                     raise
                 _forget(error)
             progress.freeze()  # destroying a group may abort its collectives, too
@@ -864,7 +872,7 @@ class _Rejoin:
 
     def _attempt_is_over(self, world: World, error: Exception) -> bool:
         """Waits for the revoke that explains `error`. Returns False if none comes: then the error is the script's own."""
-        if isinstance(error, ScriptError):
+        if isinstance(error, ScriptError) or SECOND_GROUP in str(error):
             return False
         if world.revoked is not None:
             return True
