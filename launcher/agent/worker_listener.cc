@@ -112,7 +112,7 @@ struct WorkerListener::Worker : std::enable_shared_from_this<WorkerListener::Wor
   rendezvous::WorkerSession session;
   std::string unsent;
   bool writable_awaited = false;
-  bool greeted = false;
+  unsigned hellos = 0;
   bool stranger_reported = false;
   bool broken_report = false;  ///< one was reported
 
@@ -223,9 +223,12 @@ void WorkerListener::Worker::read_last_words() {
 }
 
 void WorkerListener::Worker::receive(const rendezvous::WorkerEvent& event) {
+  // The second hello says that the worker takes part in no attempt any more.
   const bool is_hello = std::holds_alternative<rendezvous::WorkerHello>(event);
-  // The second one says that the worker takes part in no attempt any more.
-  if (is_hello && std::exchange(greeted, true)) return link->events_.worker_unlinked(local_rank);
+  if (is_hello && ++hellos > 1) return link->events_.worker_unlinked(local_rank);
+  // A step that arrives behind it is only shown: no other one follows, whose absence would look like a hang.
+  if (const auto* step = std::get_if<rendezvous::WorkerStep>(&event); step != nullptr && hellos > 1)
+    return link->events_.worker_reported(local_rank, *step);
   std::visit([this](const auto& said) { link->events_.worker_said(local_rank, said); }, event);
 }
 

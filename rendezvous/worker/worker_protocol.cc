@@ -442,10 +442,12 @@ void WorkerSession::receive(const WorkerStep& step) {
 }
 
 void WorkerSession::receive(const WorkerTrouble& trouble) {
-  if (!is_present("failed", trouble.attempt)) return;
-  if (!trouble.retry && state_ == State::kLeavingAttempt) {  // it ends instead of leaving
+  if (!trouble.retry) {  // it ends, whatever the agent has ordered
     events_.emplace_back(trouble);
-  } else if (state_ == State::kInAttempt && troubles_ < kMostTroubles) {
+    return;
+  }
+  if (!is_present("failed", trouble.attempt)) return;
+  if (state_ == State::kInAttempt && troubles_ < kMostTroubles) {
     ++troubles_;
     events_.emplace_back(trouble);
   } else if (state_ == State::kInAttempt) {
