@@ -103,9 +103,9 @@ std::vector<PairRound> pair_rounds(const std::vector<int>& node_of);
 
 /// Returns the ranks that the bad ones of `all` pairs have in common, sorted: of the pairs of a rank in its
 /// node, or of those with other nodes, more than half are bad, and most of its peers in these have a smaller
-/// share of bad ones; or else the one that is in all bad pairs, if more than half of its pairs are bad. Empty:
-/// a fault is at both ends of a pair alike, or everywhere. A rank that is bad with itself, {2, 2}, is one of
-/// them. Pairs may be there in both orders.
+/// share of bad ones; or else the one that is in all bad pairs, if more than half of its pairs are bad.
+/// Empty: a fault is at both ends of a pair alike, or everywhere. A rank that is bad with itself, {2, 2}, is
+/// one of them. Pairs may be there in both orders.
 std::vector<int> blame_by_majority(const std::vector<PairResult>& all, const std::vector<PairResult>& bad);
 
 /// Returns the groups of at least two ranks: those of each node, and the rails if there are several nodes.
