@@ -272,9 +272,10 @@ bool is_python(pid_t pid) {
                          std::string_view::npos;
 }
 
+/// By a signal, or in a debugger.
 bool is_stopped(pid_t pid) {
   const auto info = read_process(pid);
-  return info && info->state == 'T';
+  return info && (info->state == 'T' || info->state == 't');
 }
 
 /// Yama lets debuggers attach only to their own children (1), requires a capability (2), or forbids it (3).

@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <string>
@@ -442,6 +444,25 @@ TEST_CASE("output that the master does not know of yet is activity") {
   loop.run();
 }
 
+/// Returns what an inspection of the process says whose gdb is this program.
+std::string inspect_with_gdb(const std::string& program, pid_t pid) {
+  const Directory directory;
+  const std::string gdb = directory.path() + "/gdb";
+  std::ofstream(gdb) << program;
+  REQUIRE(chmod(gdb.c_str(), 0755) == 0);
+  asio::io_context loop(1);
+  std::string text;
+  ProcessInspection::Options options;
+  options.leaders = {{0, {pid, ""}}};
+  options.worker_path = directory.path();
+  options.deadline = Clock::now() + 20s;
+  ProcessInspection inspection(loop.get_executor(), std::move(options),
+                               [&text](const rendezvous::Inspection& found) { text += found.text; });
+  asio::co_spawn(loop, inspection.run(), asio::detached);
+  loop.run();
+  return text;
+}
+
 TEST_CASE("a debugger that dies in the middle leaves the worker running") {
   const Child child([](int ready) {
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
@@ -449,30 +470,35 @@ TEST_CASE("a debugger that dies in the middle leaves the worker running") {
     for (;;)
       pause();
   });
-  const Directory directory;
-  const std::string gdb = directory.path() + "/gdb";
-  std::ofstream(gdb)
-      << "#!/usr/bin/python3 -S\n"
-         "import ctypes, os, sys\n"
-         "pid = int(sys.argv[sys.argv.index('-p') + 1])\n"
-         "attach = 16\n"
-         "if ctypes.CDLL(None).ptrace(attach, pid, 0, 0) != 0: print('not attached', flush=True)\n"
-         "os.kill(os.getpid(), 9)\n";
-  REQUIRE(chmod(gdb.c_str(), 0755) == 0);
-  asio::io_context loop(1);
-  std::string text;
-  ProcessInspection::Options options;
-  options.leaders = {{0, {child.pid(), ""}}};
-  options.worker_path = directory.path();
-  options.deadline = Clock::now() + 20s;
-  ProcessInspection inspection(loop.get_executor(), std::move(options),
-                               [&text](const rendezvous::Inspection& found) { text += found.text; });
-  asio::co_spawn(loop, inspection.run(), asio::detached);
-  loop.run();
+  const std::string text = inspect_with_gdb(
+      "#!/usr/bin/python3 -S\n"
+      "import ctypes, os, sys\n"
+      "pid = int(sys.argv[sys.argv.index('-p') + 1])\n"
+      "attach = 16\n"
+      "if ctypes.CDLL(None).ptrace(attach, pid, 0, 0) != 0: print('not attached', flush=True)\n"
+      "os.kill(os.getpid(), 9)\n",
+      child.pid());
   INFO(text);
   if (text.find("not attached") != std::string::npos) return;  // no process may be traced here
   CHECK(text.find("(gdb: it was killed by SIGKILL)") != std::string::npos);
   CHECK(child.snapshot("sleeping in pause").state == "sleeping in pause");
+}
+
+TEST_CASE("a worker that a user debugs gets no signal") {
+  const Child child([](int ready) {
+    (void)!write(ready, "x", 1);
+    for (;;)
+      pause();
+  });
+  if (ptrace(PTRACE_SEIZE, child.pid(), nullptr, nullptr) != 0) return;  // no process may be traced here
+  REQUIRE(ptrace(PTRACE_INTERRUPT, child.pid(), nullptr, nullptr) == 0);
+  REQUIRE(waitpid(child.pid(), nullptr, 0) == child.pid());
+  const std::string text = inspect_with_gdb("#!/bin/sh\nexit 1\n", child.pid());
+  INFO(text);
+  CHECK(text.find("(gdb: ") != std::string::npos);
+  std::ifstream status("/proc/" + std::to_string(child.pid()) + "/status");
+  const std::string facts{std::istreambuf_iterator<char>(status), {}};
+  CHECK(facts.find("\nShdPnd:\t0000000000000000\n") != std::string::npos);
 }
 
 TEST_CASE("NCCL is asked in its own protocol") {
