@@ -10,7 +10,6 @@ import pathlib
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support import pytorch
 from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest, Worker
 from tests.support.launch import SKIP, SOURCE, LaunchTest, Nodes, live_processes_with, main
+from tests.support.ports import free_port
 
 OTHER = sys.argv[1:2] == ["--other"]
 PYTHONS = [python for python in pytorch.joining_interpreters() if not OTHER or python != pytorch.SYSTEM]
@@ -330,7 +330,9 @@ class ElasticModule(ElasticTest):
                 ("no optimizer", "elastic.run(torch.nn.Linear(1, 1))", 1, "elastic.run() got no optimizer"),
                 ("caught", "try:\n    elastic.run(torch.nn.Linear(1, 1))\nexcept TypeError:\n    sys.exit(3)", 3, "elastic.run() got no optimizer"),
                 ("caught, and another error", "try:\n    elastic.run(torch.nn.Linear(1, 1))\nexcept TypeError:\n    pass\n"
-                 "raise ValueError('bad batch')", 1, None)):
+                 "raise ValueError('bad batch')", 1, None),
+                ("caught, and another error meanwhile", "try:\n    elastic.run(torch.nn.Linear(1, 1))\nexcept TypeError:\n"
+                 "    raise ValueError('bad batch')", 1, None)):
             with self.subTest(name):
                 self.path = self.script("script.py", "import sys, torch\nfrom ddplaunch import elastic\n" + text)
                 worker = Worker(self, self.python, self.path)
@@ -552,7 +554,9 @@ try:
     train()
 except TypeError as error:
     sys.exit(3)
-""", 3, ""), (begin + "    world.step(0)\n\ntrain()\ntrain()\n", 1, "can call a function of @elastic.run or @elastic.rejoin only once")):
+""", 3, ""), (begin + "    world.step(0)\n\ntrain()\ntrain()\n", 1, "can call a function of @elastic.run or @elastic.rejoin only once"),
+                (begin + "    torch.distributed.init_process_group('gloo')\n\ntrain()\n", 1,
+                 "ddplaunch.elastic.ScriptError: the function has called init_process_group()")):
             done = self.finish(self.launch("--nproc-per-node", 2, script=script))
             self.assert_code(done, code)
             self.assertEqual(done.out.count("begins"), 2, done)
@@ -561,9 +565,7 @@ except TypeError as error:
 
     def test_a_store_of_rank_0_at_a_fixed_port(self):
         """A survivor gives the port back before the next attempt needs it."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         for python in PYTHONS:
             with self.subTest(python=python):
                 process = self.launch("--nproc-per-node", 3, "--store", "worker", "--master-port", port, python=python)

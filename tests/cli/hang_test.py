@@ -358,9 +358,15 @@ all_reduce()
 
     def test_an_aborted_rank_is_told_with_the_collective_of_the_others(self):
         # As where gloo gets more bytes than it expects.
-        text = COLLECTIVES.replace('if kind == "other"', 'if kind == "abort": time.sleep(1); os.abort()\n    if kind == "other"').replace(
-            "    if sequence == 6: time.sleep(1000)", "    if sequence == 6:\n        time.sleep(2)\n        dist.entries[-1]['retired'] = True\n"
-            "        raise RuntimeError('[gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:1')")
+        text = COLLECTIVES.replace('if kind == "other"', 'if kind == "abort": wait_for(0); wait_for(1); touch(2); os.abort()\n'
+                                   '    if kind == "other"').replace(
+            "    if sequence == 6: time.sleep(1000)", "    if sequence == 6:\n        touch(rank)\n        wait_for(2)\n        time.sleep(2)\n"
+            "        dist.entries[-1]['retired'] = True\n"
+            "        raise RuntimeError('[gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:1')").replace("def all_reduce", f"""\
+def touch(rank): open(f"{self.dir}/{{rank}}.here", "w").close()
+def wait_for(rank):
+    while not os.path.exists(f"{self.dir}/{{rank}}.here"): time.sleep(0.01)
+def all_reduce""", 1)
         done = self.run_job("--nproc-per-node", 3, "python3", self.script("train.py", text), "abort")
         self.assertRegex(done.err, r"  root cause: rank 2 (.|\n)*\n  collectives: rank 2 left no record; ranks? [01]\S* waits? in all_reduce 6 \(32 B\)"
                                    r"[^\n]*; ranks? [01]\S* (is|are) at train\.py:\d+ in all_reduce\n")
