@@ -626,6 +626,17 @@ class NoHang(HangTest):
         # This is the documented limit: waiting with the CPU at full speed looks like work.
         self.check(COMPUTES.replace('[ "$RANK" = 1 ] || exec sleep "$1"\n', ""))
 
+    def test_workers_that_have_finished_report_no_step(self):
+        # The last step may arrive behind the hello that says so.
+        self.check("""#!/usr/bin/env python3
+import json, os, socket, sys, time
+link = socket.socket(socket.AF_UNIX)
+link.connect(os.environ["DDPLAUNCH_CONTROL"][5:])
+for word in ({"hello": 1, "pid": 1, "rejoin": True}, {"step": 1}, {"hello": 1, "pid": 1, "rejoin": False}, {"step": 2}):
+    link.sendall(json.dumps(word).encode() + b"\\n")
+while time.process_time() < float(sys.argv[1]): pass
+""")
+
 
 class OverSsh(HangTest):
     def setUp(self):
