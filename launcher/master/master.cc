@@ -531,7 +531,8 @@ void Master::send_otlp_metrics() {
       otlp_metrics(metrics_of(status()), otlp_->resource(), began_at_, std::chrono::system_clock::now()));
 }
 
-/// Waits for the hooks that run, and for those of the end. Each has its time, and a signal ends the wait.
+/// Waits for the hooks that run, and for those of the end. Each has its time, and a signal ends the wait, also
+/// the one for a last reader of metrics.
 void Master::finish_hooks(const ExitReport& report) {
   // Events of the job are old news once it is over, except the end itself.
   hooks_.drop_waiting();
@@ -540,7 +541,9 @@ void Master::finish_hooks(const ExitReport& report) {
   loop_.restart();
   take_back_signals(signals_);  // a hook may have children that its own end does not end
   signals_.async_wait([this](const error_code& cancelled, int) {
-    if (!cancelled) hooks_.stop();
+    if (cancelled) return;
+    hooks_.stop();
+    metrics_linger_ = {};  // the user waits for the prompt
   });
   while (!hooks_.idle() && loop_.run_one() > 0) {
   }

@@ -152,7 +152,7 @@ class Master final : private NodeEvents {
   HookRunner hooks_;
   std::optional<ControlServer> control_;
   std::optional<MetricsServer> metrics_;
-  const std::chrono::milliseconds metrics_linger_;
+  std::chrono::milliseconds metrics_linger_;
   std::optional<OtlpSender> otlp_;
   std::optional<AttemptSpans> spans_;     ///< set with otlp_
   std::chrono::nanoseconds otlp_due_{0};  ///< of the next metrics

@@ -24,6 +24,7 @@ import urllib.request
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.terminal import Terminal, Tmux, needs
 from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Outcome, is_running, live_processes_with, main, sender, wait_until
+from tests.support.ports import free_port
 
 # Rank 1 fails in attempt 0. The others wait to be stopped.
 FAILS_ONCE = '[ "$TORCHELASTIC_RESTART_COUNT" -ge 1 ] && exit 0; [ "$RANK" = 1 ] && exit 7; exec sleep 1000'
@@ -908,11 +909,12 @@ os._exit(3)
         return found
 
     def test_metrics_are_served_through_the_end_of_a_job(self):
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            place = "127.0.0.1:%d" % taken.getsockname()[1]
+        port = free_port()
+        place = f"127.0.0.1:{port}"
+        with socket.create_server(("127.0.0.1", port)):
             done = self.verb("--metrics-listen", place, "true", cwd=self.dir, stdin=subprocess.DEVNULL)
             self.assertEqual(done.code, 116, done)
-            self.assertIn(f"--metrics-listen: cannot listen on port {place.rpartition(':')[2]}: Address already in use", done.err)
+            self.assertIn(f"--metrics-listen: cannot listen on port {port}: Address already in use", done.err)
         began = time.time()
         process = self.started_job("sh", "-c", f"while ! test -e {self.dir}/fail; do sleep 0.1; done; exit 7",
                                    options=["--metrics-listen", place, "--metrics-linger", "500s",
@@ -937,6 +939,14 @@ os._exit(3)
             with self.assertRaises(urllib.error.HTTPError):
                 urllib.request.urlopen(f"http://{place}{path}", timeout=10)
         self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 7)
+
+    def test_a_signal_during_a_hook_of_the_end_ends_the_wait_for_readers_of_metrics_too(self):
+        process = self.start("--metrics-listen", f"127.0.0.1:{free_port()}", "--metrics-linger", "500s",
+                             "--on", f"end=touch {self.dir}/began; exec sleep 500", "sh", "-c", "exit 7")
+        self.assertTrue(wait_until((self.dir / "began").exists))
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
         self.assertEqual(process.returncode, 7)
@@ -1475,13 +1485,13 @@ class Page(VerbTest):
         done = self.verb("dashboard", "--detach", "short")
         self.assertEqual(done.code, 0, done)
         pid = int(re.fullmatch(r"ddplaunch: the page of job short; kill (\d+) ends it\n", done.err)[1])
-        self.addCleanup(lambda: os.path.exists(f"/proc/{pid}") and os.kill(pid, signal.SIGKILL))
+        self.addCleanup(lambda: is_running(pid) and os.kill(pid, signal.SIGKILL))
         address, token = done.out.strip().split("?token=")
         self.assertEqual(self.request(address, f"/?token={token}")[0], 200)
         self.assertEqual(os.getsid(pid), pid)
         self.assertEqual({os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)}, {"/dev/null"})
         os.kill(pid, signal.SIGTERM)
-        self.assertTrue(wait_until(lambda: not os.path.exists(f"/proc/{pid}") or "Z" in pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]))
+        self.assertTrue(wait_until(lambda: not is_running(pid)))
         done = self.verb("dashboard", "--detach", "--listen", "here:80", "short")
         self.assertEqual((done.code, done.out, done.err), (2, "", "ddplaunch: --listen: here: Name or service not known; give an address of this machine\n"))
 
