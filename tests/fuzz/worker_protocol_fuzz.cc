@@ -65,7 +65,9 @@ class InvariantChecker {
     } else {
       require(greeted_);
     }
-    if (const auto* trouble = std::get_if<WorkerTrouble>(&event)) require(attempt == trouble->attempt);
+    // One that no attempt would change may come at any time, also before the first attempt.
+    if (const auto* trouble = std::get_if<WorkerTrouble>(&event))
+      require(!trouble->retry || attempt == trouble->attempt);
     if (const auto* ready = std::get_if<WorkerReady>(&event)) {
       require(attempt == ready->attempt && !ready_);
       ready_ = true;
