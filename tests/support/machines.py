@@ -238,9 +238,9 @@ class MachinesTest(LaunchTest):
         os.kill(self.master(process), signal.SIGINT)
 
     def resume(self, process):
-        """Continues a stopped ddplaunch, and nsenter, which stops with its child."""
-        process.send_signal(signal.SIGCONT)
+        """Continues a stopped ddplaunch, and then nsenter, which stops with its child: continued first, it would continue ddplaunch, which may end at once."""
         os.kill(self.master(process), signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
 
 
 def main_side_by_side(most):
