@@ -216,7 +216,7 @@ class Check(LaunchTest):
                                    stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir)
         self.addCleanup(lambda: process.poll() is None and process.kill())
         up = self.dir / "up"
-        self.assertTrue(wait_until(lambda: up.exists() and up.read_text().endswith("\n"), 30))
+        self.assertTrue(wait_until(lambda: up.exists() and up.read_text().endswith("\n")))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, err)

@@ -128,7 +128,7 @@ class Collectives(LaunchTest):
     def test_a_hanging_training_names_its_ranks(self):
         process = self.start("--hang-timeout", "2s", "--nproc-per-node", 3, "train", "--device", "cpu", "--data", "synthetic", "--epochs", 1000,
                              "--batch-size", 10, "--comm-timeout", "100s", "--metrics-file", self.dir / "metrics")
-        self.assertTrue(wait_until(lambda: self.steps() > 20, 30))
+        self.assertTrue(wait_until(lambda: self.steps() > 20))
         stopped = [pid for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
                    if "train" in words and "\0RANK=1\0" in "\0" + pathlib.Path(f"/proc/{pid}/environ").read_text()]
         for pid in stopped:

@@ -57,7 +57,7 @@ class DiskFull(LaunchTest):
         return process
 
     def said(self, text):
-        return wait_until(lambda: text in self.errors.read_text(), 20)
+        return wait_until(lambda: text in self.errors.read_text())
 
     def end(self, process):
         (self.dir / "go").touch()

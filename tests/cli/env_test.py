@@ -353,7 +353,7 @@ class Setup(SshEnvTest):
             up.unlink(missing_ok=True)
             process = self.start(*self.ssh, "--setup", f"{ignore}(setsid sleep 300 &) ; echo x >> {up}; sleep 300; sleep 300",
                                  "true")
-            self.assertTrue(wait_until(lambda: up.exists() and up.read_text().count("x") == 2, 20))
+            self.assertTrue(wait_until(lambda: up.exists() and up.read_text().count("x") == 2))
             began = time.monotonic()
             process.send_signal(signal.SIGTERM)
             done = self.finish(process, began=began)

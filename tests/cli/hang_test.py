@@ -182,7 +182,7 @@ class OneMachine(HangTest):
                 done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", script, env=env)
                 self.assertRegex(done.err, r"  root cause: the job hung: no worker [^\n]*\n    rank 1 on localhost: sleeping in nanosleep\n")
                 self.assert_code(done, HUNG)
-                self.assertLess(done.seconds, 12)
+                self.assertLess(done.seconds, 40)
                 self.assertRegex(done.err, r"  note: rank 0 on localhost exited 0, \S+ s earlier; the others still ran, as with "
                                            r"unequal amounts of data\n")
 
@@ -272,12 +272,12 @@ class OneMachine(HangTest):
         (tools / "gdb").chmod(0o755)
         process = self.start("--nproc-per-node", 1, "--hang-timeout", "1s", "sleep", 1000,
                              env=dict(self.env, PATH=f"{tools}:{self.env['PATH']}"))
-        self.assertTrue(wait_until((tools / "called").exists, 20))
+        self.assertTrue(wait_until((tools / "called").exists))
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         done = self.finish(process, began=began)
         self.assert_code(done, 130)
-        self.assertLess(done.seconds, 5)
+        self.assertLess(done.seconds, 14)
 
     @unittest.skipUnless(pytorch.can_join_store(), pytorch.why_not())
     def test_torch_with_a_rank_that_never_joins(self):
@@ -405,7 +405,7 @@ def all_reduce""", 1)
         process = self.start("--nproc-per-node", 3, "--report-stalls", "2s", "--on",
                              f"hang=(echo $DDPLAUNCH_CAUSE_RANK $DDPLAUNCH_CAUSE; cat) > {hook}.new; mv {hook}.new {hook}",
                              "python3", self.script("train.py", COLLECTIVES), "sleep")
-        self.assertTrue(wait_until(hook.exists, 30))
+        self.assertTrue(wait_until(hook.exists))
         verdict = r"rank 2 has not started all_reduce 6 \(32 B\) that ranks 0-1 wait in for \d+\.\d s; rank 2 is at train\.py:\d+"
         cause, event = hook.read_text().splitlines()
         self.assertRegex(cause, f"^2 {verdict}$")

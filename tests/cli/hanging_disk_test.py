@@ -47,7 +47,7 @@ class HangingDisk(LaunchTest):
         return wait_until(lambda: text in self.errors.read_text(), seconds)
 
     def hangs(self):
-        return wait_until((self.disk / "HANGING").exists, 20)
+        return wait_until((self.disk / "HANGING").exists)
 
     # ---- the job directory
 
@@ -125,7 +125,7 @@ class HangingDisk(LaunchTest):
         process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--start-timeout", "20s", "train",
                                    "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 6,
                                    "--metrics-file", metrics)
-        self.assertTrue(wait_until(lambda: last_step(metrics) >= 5, 20), self.errors.read_text())
+        self.assertTrue(wait_until(lambda: last_step(metrics) >= 5), self.errors.read_text())
         worker, = (worker for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if (worker := worker_of(pid)))
         self.hang.touch()
         os.kill(worker.pid, signal.SIGKILL)
@@ -141,7 +141,7 @@ class HangingDisk(LaunchTest):
                                    "0s", *args)
         self.assertTrue(self.hangs(), self.errors.read_text())
         end = time.monotonic() + 4
-        wait_until(lambda: process.poll() is not None or time.monotonic() > end, 10)
+        wait_until(lambda: process.poll() is not None or time.monotonic() > end)
         self.hang.unlink(missing_ok=True)
         done = self.finish(process)
         self.assert_code(done, 0)

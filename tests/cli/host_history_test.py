@@ -32,7 +32,7 @@ class HostHistory(LaunchTest):
         def agents():
             workers = [worker_of(pid) for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")]
             return {worker.node: worker.agent for worker in workers if worker}
-        self.assertTrue(wait_until(lambda: node in agents(), 30))
+        self.assertTrue(wait_until(lambda: node in agents()))
         os.kill(agents()[node], signal.SIGKILL)
         done = self.finish(process)
         self.assert_code(done, 113)
@@ -110,7 +110,7 @@ class HostHistory(LaunchTest):
         def agent():
             workers = [worker_of(pid) for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")]
             return next((worker.agent for worker in workers if worker), None)
-        self.assertTrue(wait_until(agent, 30))
+        self.assertTrue(wait_until(agent))
         os.kill(agent(), signal.SIGKILL)
         self.assert_code(self.finish(process), 113)
         self.assertFalse(self.history.exists())

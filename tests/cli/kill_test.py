@@ -69,7 +69,7 @@ class Job:
         return []
 
     def wait_up(self):
-        wait_until(lambda: len(self.ups()) == self.ranks or self.process.poll() is not None, 30)
+        wait_until(lambda: len(self.ups()) == self.ranks or self.process.poll() is not None)
         if len(self.ups()) != self.ranks:
             self.process.kill()
             raise AssertionError(f"{self.name}: {self.ups()} {self.process.stderr.read()}")

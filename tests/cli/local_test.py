@@ -142,23 +142,23 @@ class LocalJob(LaunchTest):
         time.sleep(SAME_REQUEST)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        done = self.finish(process, timeout=20)
+        done = self.finish(process, timeout=60)
         self.assert_code(done, 130)
-        self.assertLess(time.monotonic() - began, 5)
+        self.assertLess(time.monotonic() - began, 20)  # less than the grace of 25 s
 
     def test_hangup_ignored_by_nohup_stays_ignored(self):
         process = self.start("sh", "-c", "echo up; sleep 1",
                              preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
         self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGHUP)
-        self.assert_code(self.finish(process, timeout=20), 0)
+        self.assert_code(self.finish(process, timeout=60), 0)
 
     def test_user_signals_reach_the_leaders(self):
         process = self.start("--nproc-per-node", 2, "sh", "-c",
                              'trap "echo got USR1; exit 0" USR1; echo up; while :; do sleep 0.1; done')
         self.assertEqual([process.stdout.readline().split("] ")[1] for _ in range(2)], ["up\n"] * 2)
         process.send_signal(signal.SIGUSR1)
-        done = self.finish(process, timeout=20)
+        done = self.finish(process, timeout=60)
         self.assert_code(done, 0)
         self.assertEqual(done.out.count("got USR1"), 2)
 
@@ -203,7 +203,7 @@ class LocalJob(LaunchTest):
         self.assertIn("stopping the workers", process.stderr.readline())
         time.sleep(SAME_REQUEST)
         process.send_signal(signal.SIGINT)
-        self.assertEqual(process.wait(timeout=20), 130)
+        self.assertEqual(process.wait(timeout=60), 130)
         said = process.stderr.read().splitlines()
         self.assertRegex(said[-2], r"^ddplaunch: exit 130: stopped by SIGINT from \S+ \(pid \d+ of \S+ \S+\); the grace period was cut short by a second SIGINT "
                                    r"after [\d.]+ s from \S+ \(pid \d+ of \S+ \S+\)$")
@@ -215,7 +215,7 @@ class LocalJob(LaunchTest):
         with open("/dev/full", "w") as full:
             process = subprocess.Popen(self.command("sh", "-c", "echo lost"), stdin=subprocess.DEVNULL, stdout=full,
                                        stderr=subprocess.PIPE, text=True, env=self.env, cwd=self.dir)
-            _, err = process.communicate(timeout=20)
+            _, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 0)
         self.assertIn("ddplaunch: warning: standard output: No space left on device; the job's output is in the files only\n",
                       err)
@@ -227,7 +227,7 @@ class LocalJob(LaunchTest):
         process = self.start("sh", "-c", "echo up; sleep 60", preexec_fn=spoil)
         self.assertTrue(process.stdout.readline())
         process.terminate()
-        self.assert_code(self.finish(process, timeout=20), 143)
+        self.assert_code(self.finish(process, timeout=60), 143)
 
     def test_a_run_without_output_is_not_overwritten(self):
         self.assert_code(self.run_job("false"), 1)

@@ -278,7 +278,7 @@ class PerNode(LaunchTest):
         outcomes = self.ends(master, self.node(2, "true"))
         self.assert_codes(outcomes, 0, 0)
         self.assertIn("was refused: node rank 1 has already joined", outcomes[0].err)
-        self.assertEqual(first.wait(timeout=10), 0)
+        self.assertEqual(first.wait(timeout=60), 0)
 
     def test_one_node_too_many_is_refused(self):
         master = self.node(0, "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done")
@@ -354,7 +354,7 @@ class PerNode(LaunchTest):
         while more := os.read(reader, 65536):
             said += more
         os.close(reader)
-        master.communicate(timeout=30)
+        master.communicate(timeout=60)
         self.assertEqual(master.returncode, 0)
         self.assertIn(b"sent HTTP", said)
         self.assert_codes(self.ends(other), 0)
@@ -445,7 +445,7 @@ echo "$RANK of $WORLD_SIZE again"
         first = self.node(1, script)
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
         os.kill(self.agent_of(first), signal.SIGKILL)
-        first.wait(timeout=20)
+        first.wait(timeout=60)
         outcomes = self.ends(master, self.node(1, script), timeout=90)
         self.assert_codes(outcomes, 0, 0)
         self.assertEqual(sorted(outcomes[0].out.splitlines()), ["0 of 2 again", "1 of 2 again"])
@@ -459,7 +459,7 @@ echo "$RANK of $WORLD_SIZE again"
         return b"joined job" in os.read(process.stderr.fileno(), 4096)
 
     def ends_alone(self, process):
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         return Outcome(process.returncode, out, err, 0)
 
     def listens(self):

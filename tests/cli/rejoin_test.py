@@ -152,7 +152,7 @@ class LostRanks(RejoinTest):
             time.sleep(0.3)
             return sizes[-1] > 0 and sizes[-1] == sizes[-2]
         with stopped(*(worker.pid for worker in first.values())):
-            self.assertTrue(wait_until(blocked, 20), sizes)
+            self.assertTrue(wait_until(blocked), sizes)
             kill(first[2].pid, first[3].pid)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
         second = self.by_rank(self.wait_for_workers(4))
@@ -227,7 +227,7 @@ class LostRanks(RejoinTest):
         kill(first[2].keeper, first[2].agent)
         self.assertEqual(self.wait_until_trained_on(1, process, 80)[0], 4)
         # A search that a busy machine stops proves nothing. Then the lease of 45 s must end.
-        self.assertLess(time.monotonic() - began, 80 if "may live there" in self.said() else 18)
+        self.assertLess(time.monotonic() - began, 80 if "may live there" in self.said() else 40)
         second = self.by_rank(self.wait_for_workers(4))
         self.assertEqual((second[0], second[1]), (first[0], first[1]))  # they run on the other node, which is the same machine
         self.assert_trained(self.finish(process), 4)

@@ -236,7 +236,7 @@ class Workers(RejoinTest):
         process = self.play("good,good,good", "--hang-timeout", "2s")
         first = self.begun(process, 0, 3)
         os.kill(first[2][2], signal.SIGSTOP)
-        self.assertTrue(wait_until(lambda: "hang" in self.said(), 30))
+        self.assertTrue(wait_until(lambda: "hang" in self.said()))
         self.begun(process, 1, 3)
         self.assert_code(self.finish(process), 0)
 

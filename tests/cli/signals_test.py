@@ -102,7 +102,7 @@ class Signals(LaunchTest):
     def check_polite(self, number, code, why, *args):
         process = self.start_saving(number.name[3:], *args)
         process.send_signal(number)
-        done = self.finish(process, timeout=30)
+        done = self.finish(process, timeout=60)
         self.assert_code(done, code)
         self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit {code}: {why} from {sender()}")
         self.assertTrue(all((self.dir / f"saved.{rank}").exists() for rank in range(2)))
@@ -179,7 +179,7 @@ finally:
             process = self.start("--nproc-per-node", 2, "--stop-grace", "2s", script)
             self.assertTrue(wait_until(lambda: self.up(2)))
             process.send_signal(number)
-            done = self.finish(process, timeout=30)
+            done = self.finish(process, timeout=60)
             self.assert_code(done, 128 + number)
             self.assertEqual(done.out.count("terminated"), 2, done)
             self.assertGreaterEqual(done.seconds, 1.6)
@@ -191,7 +191,7 @@ finally:
         process = self.start_saving(" ".join({number.name[3:] for number in numbers}), *args)
         for number in numbers:
             process.send_signal(number)
-        done = self.finish(process, timeout=30)
+        done = self.finish(process, timeout=60)
         self.assertIn(done.code, [128 + number for number in numbers])  # the kernel may deliver them in another order
         self.assertNotIn("cut short", done.err)
         self.assertTrue(all((self.dir / f"saved.{rank}").exists() for rank in range(2)), done)
@@ -245,9 +245,9 @@ finally:
         time.sleep(SAME_REQUEST)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        done = self.finish(process, timeout=30)
+        done = self.finish(process, timeout=60)
         self.assert_code(done, 130)
-        self.assertLess(time.monotonic() - began, 5)  # less than the grace of 25 s
+        self.assertLess(time.monotonic() - began, 20)  # less than the grace of 25 s
 
     # ---- the user's own signals
 
@@ -261,7 +261,7 @@ finally:
         for _ in range(2):
             self.assertTrue(process.stdout.readline().endswith("up\n"))
         process.send_signal(getattr(signal, "SIG" + name))
-        done = self.finish(process, timeout=30)
+        done = self.finish(process, timeout=60)
         self.assert_code(done, 0)
         made = sorted(path.name for path in self.dir.iterdir() if path.name.startswith(("leader.", "child.")))
         self.assertEqual(made, ["leader.0", "leader.1"])
@@ -494,7 +494,7 @@ print("bye", os.environ["RANK"])
             job = subprocess.Popen([*box, *self.command("--hostfile", self.dir / "hosts", "true")], env=self.env, cwd=self.dir)
             with open(self.dir / "hosts", "w", encoding="ascii"):  # opens when the launcher reads the list, and it waits there
                 os.kill(self.tree(job.pid)[0], number)
-                self.assertEqual(job.wait(20), 128 + number)
+                self.assertEqual(job.wait(60), 128 + number)
 
     # ---- stderr is a pipe whose reader has ended
 

@@ -46,7 +46,7 @@ class InSlurm(LaunchTest):
         queue = lambda: subprocess.run(["squeue", "-h", "-o", "%i %T"], env=self.env, capture_output=True, text=True).stdout
         for line in queue().splitlines():
             subprocess.run(["scancel", line.split()[0]], env=self.env, check=False)
-        self.assertTrue(wait_until(lambda: queue() == "", 30), queue())
+        self.assertTrue(wait_until(lambda: queue() == ""), queue())
 
     # The command prefix of LaunchTest's runs.
     allocation = ()
@@ -205,11 +205,11 @@ class InSlurm(LaunchTest):
         body = f"exec {DDPLAUNCH} --job-id {self.job} --job-dir {self.dir}/b --report {self.dir}/end.json --label '' " \
                "--nproc-per-node 1 sh -c 'trap \"echo saved $RANK; exit 0\" TERM; echo up; while :; do sleep 0.1; done'"
         job = self.batch(body, "--nodes=2")
-        self.assertTrue(wait_until(lambda: self.batch_text().count("up\n") == 2, 40), self.batch_text())
+        self.assertTrue(wait_until(lambda: self.batch_text().count("up\n") == 2), self.batch_text())
         subprocess.run(["scancel", job], env=self.env, check=True)
         self.wait_for(job, "CANCELLED")
-        self.assertTrue(wait_until(lambda: (self.dir / "end.json").exists(), 20), self.batch_text())
-        self.assertTrue(wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"), 20))
+        self.assertTrue(wait_until(lambda: (self.dir / "end.json").exists()), self.batch_text())
+        self.assertTrue(wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")))
         text = self.batch_text()
         for rank in (0, 1):
             self.assertIn(f"saved {rank}\n", text)
@@ -222,10 +222,10 @@ class InSlurm(LaunchTest):
             (self.dir / "go").unlink(missing_ok=True)
             body = f"exec {DDPLAUNCH} --job-id {self.job} --job-dir {self.dir}/b{flag} --label '' --nproc-per-node 1 {worker}"
             job = self.batch(body, "--nodes=2")
-            self.assertTrue(wait_until(lambda: self.batch_text().count("up\n") == 2, 40), self.batch_text())
+            self.assertTrue(wait_until(lambda: self.batch_text().count("up\n") == 2), self.batch_text())
             # slurmctld does this for --signal=USR1@… and --signal=B:USR1@….
             subprocess.run(["scancel", "--signal=USR1", *([flag] if flag else []), job], env=self.env, check=True)
-            self.assertTrue(wait_until(lambda: self.batch_text().count("warned") == 2, 20), self.batch_text())
+            self.assertTrue(wait_until(lambda: self.batch_text().count("warned") == 2), self.batch_text())
             (self.dir / "go").touch()
             self.assertEqual(self.wait_for(job, "COMPLETED", "FAILED"), ("COMPLETED", "0", "0"), self.batch_text())
 
@@ -234,10 +234,10 @@ class InSlurm(LaunchTest):
             exec {DDPLAUNCH} --job-id "{self.job}.${{SLURM_RESTART_COUNT:-0}}" --job-dir "{self.dir}/r.${{SLURM_RESTART_COUNT:-0}}" \\
                 --env AFTER=$after --label '' --nproc-per-node 1 sh -c 'echo "up ${{AFTER:-first}}"; [ "$AFTER" ] || sleep 300'"""
         job = self.batch(body, "--nodes=2", "--requeue")
-        self.assertTrue(wait_until(lambda: self.batch_text().count("up first\n") == 2, 40), self.batch_text())
+        self.assertTrue(wait_until(lambda: self.batch_text().count("up first\n") == 2), self.batch_text())
         subprocess.run(["scontrol", "requeue", job], env=self.env, check=True)
         # Slurm delays a requeued job; that time does not belong to ddplaunch.
-        wait_until(lambda: self.state(job)[0] == "PENDING", 30)
+        wait_until(lambda: self.state(job)[0] == "PENDING")
         subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=self.env, check=False)
         if not wait_until(lambda: self.batch_text().count("up 1\n") == 2, 25):
             self.assertEqual(self.state(job)[0], "PENDING", self.batch_text())
@@ -253,7 +253,7 @@ class InSlurm(LaunchTest):
         ours = [int(p.name) for p in pathlib.Path("/proc").glob("[0-9]*") if self.is_ours(p)]
         os.kill(ours[0], signal.SIGKILL)
         process.communicate(timeout=60)
-        self.assertTrue(wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"), 30))
+        self.assertTrue(wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")))
 
 
 if __name__ == "__main__":

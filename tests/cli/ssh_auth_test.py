@@ -85,7 +85,7 @@ def add_user(test, name, home):
         locked = end.returncode != 0 and "lock" in end.stderr
         return None if locked else end
 
-    made = wait_until(lambda: done("useradd", "-M", "-d", home, "-s", "/bin/sh", "-p", "*", name), 30)
+    made = wait_until(lambda: done("useradd", "-M", "-d", home, "-s", "/bin/sh", "-p", "*", name))
     test.assertTrue(made, "/etc/passwd stays locked")
     test.addCleanup(wait_until, lambda: done("userdel", name), 30)
     test.assertEqual(pwd.getpwnam(name).pw_dir, str(home))

@@ -249,7 +249,7 @@ class TerminalEnd(TerminalTest):
         os.kill(terminal.pid, 9)
         self.assertEqual(terminal.wait(), 137)
         self.assertEqual((terminal.screen.cursor.hidden, terminal.screen.cursor.x), (False, 0))
-        self.assertTrue(wait_until(lambda: not [p for p in self.left() if "worker.py" in p[1]], 20))
+        self.assertTrue(wait_until(lambda: not [p for p in self.left() if "worker.py" in p[1]]))
 
     def left(self):
         from tests.support.launch import live_processes_with
@@ -323,7 +323,7 @@ class SlowReaders(TerminalTest):
     def test_a_blocked_terminal_does_not_block_the_workers(self):
         needs()
         terminal = self.terminal("--nproc-per-node", 1, *self.FLOOD)
-        self.assertTrue(wait_until((self.dir / "done").exists, 30), "the worker was blocked")
+        self.assertTrue(wait_until((self.dir / "done").exists), "the worker was blocked")
         shown, missing = self.flood_of(self.bytes_of(terminal.fd))
         self.assertTrue(missing)
         self.assertEqual(len(shown) + sum(missing), 200_000)
@@ -357,7 +357,7 @@ class SlowReaders(TerminalTest):
         ours, theirs = os.pipe()
         terminal = self.terminal("--nproc-per-node", 1, "--console", "drop", *self.FLOOD, stdout=theirs)
         os.close(theirs)
-        self.assertTrue(wait_until((self.dir / "done").exists, 30), "the worker was blocked")
+        self.assertTrue(wait_until((self.dir / "done").exists), "the worker was blocked")
         shown, missing = self.flood_of(self.bytes_of(ours))
         os.close(ours)
         self.assertEqual(len(shown) + sum(missing), 200_000)

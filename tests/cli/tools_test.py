@@ -78,8 +78,8 @@ class Schemas(VerbTest):
         self.assertIn("Ctrl-C", attached.stderr.readline())
         for verb, *words in (["ps", "-a"], ["status"], ["stacks"], ["hang"], ["exec", "--", "true"], ["stop"]):
             self.check(verb, json.loads(self.verb(verb, "--json", *words).out))
-        running.communicate(timeout=30)
-        lines = [json.loads(line) for line in attached.communicate(timeout=30)[0].splitlines()]
+        running.communicate(timeout=60)
+        lines = [json.loads(line) for line in attached.communicate(timeout=60)[0].splitlines()]
         self.assertEqual((lines[0]["format"], lines[-1]["state"]), (1, "ended"))
         for line in lines:
             self.check("attach", line)
@@ -167,7 +167,7 @@ class Mcp(VerbTest):
             self.assertTrue(result["isError"])
             self.assertIn(text, result["content"][0]["text"])
         self.server.stdin.close()
-        self.assertEqual((self.server.wait(timeout=10), self.server.stderr.read()), (0, b""))
+        self.assertEqual((self.server.wait(timeout=60), self.server.stderr.read()), (0, b""))
 
     def test_no_tool_runs_a_command(self):
         made, command = self.dir / "made", self.script("command.sh", f"#!/bin/sh\ntouch {self.dir}/made\nexec \"$@\"\n")
@@ -236,7 +236,7 @@ class Mcp(VerbTest):
         refused = self.received()
         self.assertEqual((refused["id"], refused["result"]["isError"]), ("slow8", True))
         self.server.stdin.close()
-        self.assertEqual(self.server.wait(timeout=10), 0)
+        self.assertEqual(self.server.wait(timeout=60), 0)
 
     def test_a_client_of_the_registry(self):
         python = f"{os.environ.get('DDP_CLIENTS_VENV', '')}/bin/python"

@@ -24,8 +24,8 @@ class Wrapper(LaunchTest):
     def assert_nothing_left(self):
         """Also checks agent and keeper, which have no job mark. Zombies are left to the container."""
         mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
-        self.assertEqual(wait_until(lambda: not live_processes_with(mark), 10) or live_processes_with(mark), True)
-        self.assertEqual(wait_until(lambda: not self.inside(), 10) or self.inside(), True)
+        self.assertEqual(wait_until(lambda: not live_processes_with(mark)) or live_processes_with(mark), True)
+        self.assertEqual(wait_until(lambda: not self.inside()) or self.inside(), True)
 
     def inside(self, name=None):
         """Returns (pid, name) of the live processes in the container except its first one, with the host's pids."""

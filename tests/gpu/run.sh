@@ -8,7 +8,7 @@
 # DDP_GPU_ONLY='lost-KILL nccl': only these steps; smoke: those of the smoke test. DDP_GPU_SECONDS=N and DDP_GPU_SMOKE_SECONDS=N:
 # limits other than 480 and 90. DDPLAUNCH_NCCL_LIBRARY=PATH and DDP_NCCL_TESTS=PATH: a libnccl.so.2 and an all_reduce_perf.
 # DDPLAUNCH_CUBLASLT_LIBRARY=PATH: a libcublasLt.so.13; else train searches for it.
-# DDP_GPU_IMAGES=N: images of a compared training, other than 4000.
+# DDP_GPU_IMAGES=N: images of a compared training, other than 4000. DDP_GPU_PATIENCE=N: each step may take N times as long as on a GPU.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$here/results.json
@@ -97,6 +97,7 @@ step() {
     note "$name" skipped "$(basename "$1") is not here"
     return
   fi
+  ((limit *= ${DDP_GPU_PATIENCE:-1}))
   ((limit <= end - SECONDS)) || limit=$((end - SECONDS))
   # The command runs in the background, because a trap waits for a foreground command.
   timeout -k 5 "$limit" "$@" >"$work/out" 2>"$work/err" </dev/null &

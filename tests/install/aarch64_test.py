@@ -121,7 +121,7 @@ class Pushed(Push):
         self.assertTrue(processes_with(str(self.there)))
         process.kill()
         process.communicate()
-        self.assertTrue(wait_until(lambda: not processes_with(str(self.home)), 30), processes_with(str(self.home)))
+        self.assertTrue(wait_until(lambda: not processes_with(str(self.home))), processes_with(str(self.home)))
         self.assert_nothing_runs()
 
     def test_check_passes_with_both_agents_and_names_a_missing_one(self):

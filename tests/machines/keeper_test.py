@@ -64,7 +64,7 @@ class WithoutKeeper(MachinesTest):
         process = self.started("exec sleep 1000\n", "--node-timeout", "3s", "--master-timeout", "3s")
         self.machines.cut("n1")
         self.machines["n1"].kill("ddplaunchd")
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 113, err)
         self.assertIn("sleep 1000", self.left())
         self.assertIn(f"ddplaunch clean {self.job}", err)

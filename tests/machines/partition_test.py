@@ -197,7 +197,7 @@ class Partition(MachinesTest):
         self.running(process, 0, 3)
         master = self.master(process)
         self.freeze(master)
-        self.assertTrue(wait_until(lambda: not self.workers(0), 30), self.workers(0))
+        self.assertTrue(wait_until(lambda: not self.workers(0)), self.workers(0))
         self.resume(process)
         done = self.finish(process)
         self.assert_code(done, 113)
@@ -216,7 +216,7 @@ class Partition(MachinesTest):
         shared = self.directory("checkpoints")
         process = self.start(*self.TIMES, "train", "--device", "cpu", "--data", "synthetic", "--limit", 60000, "--batch-size", 20, "--epochs", 1,
                              "--checkpoint-dir", shared, "--checkpoint-every", 20, "--resume", "auto")
-        self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
+        self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1))
         self.machines.cut("n2")
         done = self.finish(process, timeout=200)
         self.assert_code(done, 0)
@@ -231,7 +231,7 @@ class Partition(MachinesTest):
         times = ("--node-timeout", "3s", "--master-timeout", "9s", "--nnodes", "2:3", "--max-restarts", 2)
         process = self.start(*times, *args, "train", "--device", "cpu", "--on-peer-loss", "rejoin", "--data", "synthetic",
                              "--limit", 60000, "--batch-size", 20, "--epochs", 100, "--checkpoint-dir", shared, "--checkpoint-every", 20)
-        self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
+        self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1))
         rank0 = next(pid for pid in self.workers_of_the_start() if b"\0RANK=0\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
         self.machines.cut("n1")
         said = []

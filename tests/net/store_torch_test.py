@@ -44,7 +44,7 @@ def with_server(server, run):
         status = run(port)
     finally:
         process.stdin.close()
-        code = process.wait(10)
+        code = process.wait(60)
     if code != 0:
         print(f"the server ended with {code}")
         return 1  # also after a skip

@@ -52,7 +52,7 @@ def live_processes_with(mark):
     return found
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=60.0):
     """Polls an event of another process that no notification announces. Returns the condition's last value."""
     end = time.monotonic() + seconds
     while True:
@@ -87,7 +87,7 @@ class LaunchTest(unittest.TestCase):
 
     def remove_directory(self):
         """Removes the directory. Processes of a job whose ddplaunch the test has killed may still write into it."""
-        wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"), 20)
+        wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"))
 
         def is_removed():
             shutil.rmtree(self.dir, ignore_errors=True)

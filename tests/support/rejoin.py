@@ -77,7 +77,7 @@ class RejoinTest(LaunchTest):
         return found
 
     def wait_for_workers(self, count, name="train"):
-        self.assertTrue(wait_until(lambda: len(self.workers(name)) == count, 30), self.said())
+        self.assertTrue(wait_until(lambda: len(self.workers(name)) == count), self.said())
         return self.workers(name)
 
     def step(self):

@@ -126,10 +126,10 @@ class LostRanks(unittest.TestCase):
             for rank, process in enumerate(nodes.processes):
                 if rank == dead:
                     continue
-                _, errors = process.communicate(timeout=20)
+                _, errors = process.communicate(timeout=60)
                 self.assertEqual(process.returncode, 1)
                 self.assertRegex(errors, rf"^train: rank {rank} lost rank {dead} \(.*\n$")
-            self.assertLess(time.monotonic() - start, 5)
+            self.assertLess(time.monotonic() - start, 30)  # --comm-timeout is 60 s
 
     def test_a_killed_rank_ends_all_of_its_node(self):
         self.check((3,), 1)

@@ -282,7 +282,7 @@ class Rejoin(unittest.TestCase):
             with self.subTest(victim=victim), Job(4, *MLP, "--sample-log", self.log, "--metrics-file", self.folder / f"m{victim}") as job:
                 job.start().reach(random.randrange(3, 50))
                 pids = {worker.rank: worker.process.pid for worker in job.workers}
-                self.assertLess(job.lose(victim), 2)
+                self.assertLess(job.lose(victim), 20)  # --comm-timeout is longer
                 job.are_ready()
                 lines = job.finish()
                 self.assertEqual(weights(lines), expected)
@@ -374,7 +374,7 @@ class Rejoin(unittest.TestCase):
                 job.start()
                 for step in (5, 11, 40):
                     job.reach(step)
-                    self.assertLess(job.revoke(), 2)
+                    self.assertLess(job.revoke(), 20)
                     job.go_on()
                     job.are_ready()
                 self.assertEqual(weights(job.finish()) == expected, comm == "shm")  # transports add in different orders
@@ -450,7 +450,7 @@ class Rejoin(unittest.TestCase):
             worker = job.of(0)
             job.until(lambda: worker.failed, "evidence")
             worker.connection.shutdown(socket.SHUT_RDWR)
-            worker.process.wait(30)
+            worker.process.wait(60)
             self.assertEqual(worker.process.returncode, 1)
             self.assertRegex(worker.texts()[1], r"^train: rank 0 lost rank 1 .* during .* of .*\n$")
 
@@ -458,7 +458,7 @@ class Rejoin(unittest.TestCase):
         with Job(2, *MLP, "--resume", self.folder / "none") as job:
             job.start()
             for worker in job.workers:
-                worker.process.wait(30)
+                worker.process.wait(60)
                 self.assertEqual(worker.process.returncode, 1)
                 self.assertIn("none", worker.texts()[1])
 

@@ -256,9 +256,10 @@ class Engine(unittest.TestCase):
                 time.sleep(0.05)  # most stops fall into a wait for the other rank, and the machine's own noise is 5 %
             (code, lines, errors), other = ranks.finish()
             self.assertEqual((code, errors, other[0], other[2]), (0, "", 0, ""))
-            found = re.search(r"(?m)^rank 1 loses (\d+\.\d) % of its time in steps that take more than twice its median; ", "\n".join(lines))
-            self.assertIsNotNone(found, lines[-6:])
-            self.assertGreater(float(found[1]), 10)
+            lost = re.search(r"(?m)^rank 1 loses (\d+\.\d) % of its time in steps that take more than twice its median; ", "\n".join(lines))
+            # Where a step takes longer than a slice, all steps of the rank have a pause, and it is slow instead.
+            slow = re.search(r"(?m)^slowest rank 1: computes \d+\.\d+ ms per step, (\d+) % over the median rank$", "\n".join(lines))
+            self.assertTrue(lost and float(lost[1]) > 10 or slow and int(slow[1]) > 50, lines[-6:])
 
     def test_a_bar_is_drawn_in_place_and_only_on_request(self):
         text = "\n".join(self.good(1, "--bar", "always"))
@@ -390,18 +391,18 @@ class LostRanks(unittest.TestCase):
             ranks.processes[1].kill()
             start = time.monotonic()
             for rank in (0, 2):
-                _, errors = ranks.processes[rank].communicate(timeout=20)
+                _, errors = ranks.processes[rank].communicate(timeout=60)
                 self.assertEqual(ranks.processes[rank].returncode, 1)
                 self.assertRegex(errors, rf"^train: rank {rank} lost rank 1 \(127\.0\.0\.1:\d+\): connection "
                                          r"(closed|reset) during all-(reduce|gather) of .*\d+\n$", f"rank {rank}")
-            self.assertLess(time.monotonic() - start, 5)
+            self.assertLess(time.monotonic() - start, 30)  # --comm-timeout is 60 s
 
     def test_a_rank_killed_between_two_averages_of_the_nodes_is_named_on_all(self):
         with Ranks(4, *self.LONG, "--sync-every-inter", "1000000", nodes=2) as ranks:
             ranks.processes[0].stdout.readline()
             ranks.processes[3].kill()
             for rank in range(3):
-                _, errors = ranks.processes[rank].communicate(timeout=30)
+                _, errors = ranks.processes[rank].communicate(timeout=60)
                 self.assertEqual(ranks.processes[rank].returncode, 1)
                 self.assertRegex(errors, rf"^train: rank {rank} lost rank 3 \(.*\n$")
 
@@ -409,7 +410,7 @@ class LostRanks(unittest.TestCase):
         with Ranks(2, *self.LONG, "--comm-timeout", "300ms") as ranks:
             ranks.processes[0].stdout.readline()
             ranks.processes[1].send_signal(signal.SIGSTOP)
-            _, errors = ranks.processes[0].communicate(timeout=20)
+            _, errors = ranks.processes[0].communicate(timeout=60)
             self.assertEqual(ranks.processes[0].returncode, 1)
             self.assertRegex(errors, r"^train: rank 0 lost rank 1 \(127\.0\.0\.1:\d+\): no data for 0\.3 s during ")
 
@@ -422,10 +423,10 @@ class LostRanks(unittest.TestCase):
             for rank in range(world):
                 if rank == stopped:
                     continue
-                _, errors = ranks.processes[rank].communicate(timeout=40)
+                _, errors = ranks.processes[rank].communicate(timeout=60)
                 self.assertRegex(errors, rf"^train: rank {rank} lost rank {stopped} \(.*\n$")
             ranks.processes[stopped].send_signal(signal.SIGCONT)
-            _, errors = ranks.processes[stopped].communicate(timeout=20)
+            _, errors = ranks.processes[stopped].communicate(timeout=60)
             self.assertRegex(errors, rf"^train: rank {stopped} was reported lost by .* \(was this process stopped\?\) during ")
 
     def test_a_frozen_rank_is_named_by_ranks_that_wait_for_its_neighbors(self):
@@ -439,7 +440,7 @@ class LostRanks(unittest.TestCase):
         with Ranks(1, *self.LONG) as ranks:
             ranks.processes[0].stdout.readline()
             ranks.processes[0].terminate()
-            ranks.processes[0].communicate(timeout=5)
+            ranks.processes[0].communicate(timeout=60)
             self.assertEqual(ranks.processes[0].returncode, -signal.SIGTERM)
 
 
@@ -590,7 +591,7 @@ class OptionErrors(unittest.TestCase):
                            (("--dtype", "float64"), "--dtype is float64 on rank 1 and float32 on rank 0"),
                            (("--sync-every-inter", "2"), "--sync-every-inter is given on rank 1 and not given on rank 0")):
             with Ranks(2, "--data", "synthetic", "--limit", "40", nodes=1, more={1: more}) as ranks:
-                _, errors = ranks.processes[1].communicate(timeout=20)
+                _, errors = ranks.processes[1].communicate(timeout=60)
                 self.assertEqual((ranks.processes[1].returncode, errors),
                                  (1, f"train: {text}; give all ranks the same value\n"))
 
