@@ -23,7 +23,7 @@
 #include "launcher/check/check_diagnosis.h"
 #include "launcher/control/history_files.h"
 #include "launcher/master/host_check.h"
-#include "launcher/report/exit_code.h"
+#include "launcher/report/exit_report.h"
 #include "remote/transports/command_transport.h"
 
 namespace ddp {

@@ -37,7 +37,7 @@
 #include "launcher/keeper/keeper.h"
 #include "launcher/links/daemon.h"
 #include "launcher/links/join_transport.h"
-#include "launcher/report/exit_code.h"
+#include "launcher/report/exit_report.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/net_choice.h"
 #include "remote/bootstrap/bootstrap.h"

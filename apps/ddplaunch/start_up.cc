@@ -19,7 +19,7 @@
 #include "base/text.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/links/daemon.h"
-#include "launcher/report/exit_code.h"
+#include "launcher/report/exit_report.h"
 #include "remote/ssh/ssh_transport.h"
 #include "remote/transports/command_transport.h"
 #include "rendezvous/protocol/message.h"

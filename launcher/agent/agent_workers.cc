@@ -21,7 +21,7 @@
 #include "launcher/inspection/worker_server.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/keeper/cgroup.h"
-#include "launcher/report/exit_code.h"
+#include "launcher/report/exit_report.h"
 #include "launcher/report/root_cause.h"
 #include "rendezvous/protocol/codec.h"
 

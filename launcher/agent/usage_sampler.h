@@ -12,7 +12,7 @@
 #include "base/blocking_calls.h"
 #include "base/child_process.h"
 #include "base/unique_fd.h"
-#include "launcher/agent_core/usage.h"
+#include "launcher/agent_core/machine_text.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

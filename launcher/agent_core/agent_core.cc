@@ -10,7 +10,7 @@
 #include "base/exit_status.h"
 #include "base/result.h"
 #include "base/text.h"
-#include "launcher/report/exit_code.h"
+#include "launcher/report/exit_report.h"
 
 namespace ddp::launcher {
 

@@ -12,7 +12,7 @@
 
 #include "base/text.h"
 #include "launcher/job/worker_env.h"
-#include "launcher/report/exit_code.h"
+#include "launcher/report/exit_report.h"
 #include "launcher/report/host_texts.h"
 #include "remote/hosts/host.h"
 

@@ -30,7 +30,6 @@
 #include "launcher/report/sample_history.h"
 #include "launcher/supervisor/supervisor.h"
 #include "launcher/telemetry/otlp.h"
-#include "launcher/telemetry/otlp_sender.h"
 #include "launcher/telemetry/tensorboard.h"
 
 namespace ddp::launcher {

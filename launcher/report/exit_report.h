@@ -5,11 +5,27 @@
 #include <string>
 #include <vector>
 
-#include "launcher/report/exit_code.h"
+#include "base/result.h"
 #include "launcher/report/job_end.h"
 #include "launcher/report/root_cause.h"
 
 namespace ddp::launcher {
+
+/// The only table of the reserved codes (docs/users/exit_codes.md). kExec depends on the errno, see
+/// exec_exit_code, and kCancelled on the signal, which is in `sys`: 128 + signal.
+struct ExitCodeRow {
+  ErrorCode error;
+  const char* kind;  ///< name in the document and in reports
+  int exit_code;
+  const char* meaning;
+};
+const std::vector<ExitCodeRow>& exit_code_table();
+int exit_code_of(const Error& error);
+/// Returns the code that shells use: 127 when the program or its interpreter was not found, else 126.
+int exec_exit_code(int sys);
+
+/// Exit code of an error without a row: an internal error.
+inline constexpr int kInternalExit = 110;
 
 /// `text` ends with the line "ddplaunch: exit N: why"; it is empty for exit 0. `why` is the end of that line.
 struct ExitReport {

@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/result.h"
-#include "launcher/report/exit_code.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/job_end.h"
 #include "launcher/report/sample_history.h"

@@ -1,7 +1,21 @@
 #include "launcher/telemetry/otlp.h"
 
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <mutex>
+#include <optional>
 #include <string_view>
+#include <system_error>
+#include <thread>
 #include <variant>
+
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
 
 #include "base/program.h"
 #include "base/text.h"
@@ -9,6 +23,7 @@
 
 // Names of https://github.com/open-telemetry/opentelemetry-proto, as its JSON has them: lowerCamelCase,
 // 64-bit numbers as text, ids as hexadecimal digits, enumerations as numbers.
+
 namespace ddp::launcher {
 namespace {
 
@@ -186,6 +201,287 @@ std::string AttemptSpans::on_event(const JournalEvent& event, Time now) {
         : event.reason.empty() ? "failed"
                                : event.reason);
   return request(resource_, "resourceSpans", "scopeSpans", "spans", std::move(spans));
+}
+
+namespace {
+
+using asio::ip::tcp;
+using Clock = std::chrono::steady_clock;
+namespace http = boost::beast::http;
+
+/// OTLP's own default.
+constexpr std::chrono::seconds kSendTime{10};
+/// Of the thread, once its requests are cancelled.
+constexpr std::chrono::milliseconds kEndTime{200};
+constexpr std::uint16_t kDefaultPort = 4318;
+constexpr std::size_t kAnswerBytes = 64u << 10;
+
+std::string_view trim(std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of(' '), text.size());
+  return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+}
+
+/// Decodes "%2C"; other text stays as it is.
+std::string percent_decoded(std::string_view text) {
+  std::string plain;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto digit = [](char c) {
+      return std::string_view("0123456789abcdef").find(static_cast<char>(c | 0x20));
+    };
+    const bool escaped =
+        text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) < 16 && digit(text[i + 2]) < 16;
+    plain += escaped ? static_cast<char>(16 * digit(text[i + 1]) + digit(text[i + 2])) : text[i];
+    i += escaped ? 2 : 0;
+  }
+  return plain;
+}
+
+/// Reads "key=value,key2=value2", as W3C Baggage has it.
+std::vector<std::pair<std::string, std::string>> read_pairs(std::string_view text) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(','), text.size());
+    const std::string_view pair = text.substr(0, end);
+    const std::size_t equals = pair.find('=');
+    const std::string key = percent_decoded(trim(pair.substr(0, equals)));
+    if (equals != std::string_view::npos && !key.empty())
+      pairs.emplace_back(key, percent_decoded(trim(pair.substr(equals + 1))));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return pairs;
+}
+
+struct CollectorRequest {
+  tcp::socket socket;
+  http::request<http::string_body> request;
+  std::string trouble = "no answer";  ///< empty: it was taken
+
+  static Awaitable<> run(CollectorRequest* self, tcp::endpoint place) {
+    const auto [unreachable] = co_await self->socket.async_connect(place, kUseTuple);
+    if (unreachable) {
+      self->trouble = unreachable.message();
+      co_return;
+    }
+    const auto [unsent, sent] = co_await http::async_write(self->socket, self->request, kUseTuple);
+    boost::beast::flat_buffer buffer(kAnswerBytes);
+    http::response_parser<http::string_body> parser;
+    parser.body_limit(kAnswerBytes);
+    const auto [unread, size] = co_await http::async_read(self->socket, buffer, parser, kUseTuple);
+    const error_code failed = unsent ? unsent : unread;
+    if (failed)
+      self->trouble = failed.message();
+    else
+      self->trouble =
+          parser.get().result_int() < 300 ? "" : "HTTP " + std::to_string(parser.get().result_int());
+  }
+};
+
+}  // namespace
+
+Result<OtlpTarget> OtlpTarget::read(const std::function<std::string(const char* name)>& variable) {
+  constexpr std::string_view kScheme = "http://";
+  OtlpTarget target;
+  target.text = variable("OTEL_EXPORTER_OTLP_ENDPOINT");
+  if (target.text.empty() || lower_case(variable("OTEL_SDK_DISABLED")) == "true") return target;
+  const auto refused = [&target](const std::string& why) {
+    return Error{ErrorCode::kUsage, "OTEL_EXPORTER_OTLP_ENDPOINT " + one_line(target.text) + ": " + why};
+  };
+  if (variable("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc")
+    return refused("only HTTP is known, and the protocol is grpc");
+  std::string_view rest = target.text;
+  if (!rest.starts_with(kScheme)) return refused("give http://HOST:PORT; TLS is not known");
+  rest.remove_prefix(kScheme.size());
+  while (rest.ends_with('/'))
+    rest.remove_suffix(1);
+  const std::size_t slash = std::min(rest.find('/'), rest.size());
+  target.path = rest.substr(slash);
+  std::string_view place = rest.substr(0, slash);
+  const std::size_t colon = place.rfind(':');
+  target.port = kDefaultPort;
+  if (colon != std::string_view::npos && place.find(']', colon) == std::string_view::npos) {
+    const auto port = parse_number<std::uint16_t>(place.substr(colon + 1));
+    if (!port || *port == 0) return refused("its port is not 1 to 65535");
+    target.port = *port;
+    place = place.substr(0, colon);
+  }
+  if (place.starts_with('[') && place.ends_with(']')) place = place.substr(1, place.size() - 2);
+  const auto is_odd = [](unsigned char c) { return c <= ' ' || c == 127; };
+  if (place.empty() || std::ranges::any_of(rest, is_odd)) return refused("give http://HOST:PORT");
+  target.host = place;
+  target.headers = read_pairs(variable("OTEL_EXPORTER_OTLP_HEADERS"));
+  for (const auto& [name, value] : target.headers)
+    if (std::ranges::any_of(name, is_odd) ||
+        std::ranges::any_of(value, [](unsigned char c) { return c < ' ' || c == 127; }))
+      return refused("OTEL_EXPORTER_OTLP_HEADERS has control characters");
+  const std::string service = variable("OTEL_SERVICE_NAME");
+  for (auto& [key, value] : read_pairs(variable("OTEL_RESOURCE_ATTRIBUTES")))
+    if (key != "service.name" || service.empty()) target.resource.emplace_back(key, value);
+  const bool named =
+      std::ranges::any_of(target.resource, [](const auto& pair) { return pair.first == "service.name"; });
+  if (!named) target.resource.emplace_back("service.name", service.empty() ? "ddplaunch" : service);
+  return target;
+}
+
+struct OtlpSender::State {
+  State() : loop(1) {}
+
+  OtlpTarget target;
+  FindAddresses find;
+  std::function<void(const std::string&)> say;
+  bool said = false;
+  asio::io_context loop;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<std::string> metrics;  ///< the latest that was not sent
+  std::deque<std::string> spans;
+  bool kicked = false;  ///< there is something new, so that the next try is due
+  bool busy = false;
+  bool ending = false;
+  bool ended = false;  ///< set by the thread at its end
+  std::thread thread;
+
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [this] { return ending || kicked; });
+      if (ending) break;
+      kicked = false;
+      busy = true;
+      bool taken = true;
+      if (metrics) {
+        const std::string json = std::move(*metrics);
+        metrics.reset();
+        taken = send_unlocked(lock, "/v1/metrics", json);
+      }
+      // Metrics are replaced by the next ones; spans are kept for the next try.
+      while (taken && !spans.empty() && !ending) {
+        std::string json = std::move(spans.front());
+        spans.pop_front();
+        taken = send_unlocked(lock, "/v1/traces", json);
+        if (!taken) spans.push_front(std::move(json));
+      }
+      busy = false;
+      changed.notify_all();
+    }
+    ended = true;
+    changed.notify_all();
+  }
+
+  bool send_unlocked(std::unique_lock<std::mutex>& lock, const char* path, const std::string& json) {
+    lock.unlock();
+    const std::string trouble = send(path, json);
+    lock.lock();
+    if (!trouble.empty() && !ending && !std::exchange(said, true))
+      say("warning: OTEL_EXPORTER_OTLP_ENDPOINT " + one_line(target.text) + ": " + one_line(trouble) +
+          "; metrics and spans that it does not take are lost");
+    return trouble.empty();
+  }
+
+  /// Returns why the collector did not take it; empty: it did.
+  std::string send(const char* path, const std::string& json) {
+    const Clock::time_point deadline = Clock::now() + kSendTime;
+    error_code no_number;
+    std::vector<asio::ip::address> addresses{asio::ip::make_address(target.host, no_number)};
+    if (no_number) {
+      const auto found = find(target.host, deadline);
+      if (!found) return found.error().text;
+      addresses = *found;
+    }
+    std::string trouble;
+    for (const asio::ip::address& address : addresses) {
+      trouble = send_to({address, target.port}, path, json, deadline);
+      if (trouble.empty()) break;
+    }
+    return trouble;
+  }
+
+  std::string send_to(const tcp::endpoint& place, const char* path, const std::string& json,
+                      Clock::time_point deadline) {
+    CollectorRequest sent{tcp::socket(loop), {http::verb::post, target.path + path, 11, json}};
+    sent.request.set(http::field::host, target.host + ':' + std::to_string(target.port));
+    sent.request.set(http::field::content_type, "application/json");
+    for (const auto& [name, value] : target.headers)
+      sent.request.set(name, value);
+    sent.request.keep_alive(false);
+    sent.request.prepare_payload();
+    loop.restart();
+    spawn(loop.get_executor(), CollectorRequest::run(&sent, place));
+    const auto is_ending = [this] {
+      const std::lock_guard lock(mutex);
+      return ending;
+    };
+    if (!is_ending()) loop.run_until(deadline);  // the destructor stops it
+    error_code ignored;
+    sent.socket.close(ignored);
+    loop.restart();
+    loop.run();  // the task must end before its objects
+    return sent.trouble;
+  }
+};
+
+OtlpSender::OtlpSender(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+OtlpSender::OtlpSender(OtlpSender&&) noexcept = default;
+
+Result<OtlpSender> OtlpSender::start(OtlpTarget target, FindAddresses find,
+                                     std::function<void(const std::string&)> say) {
+  auto state = std::make_shared<State>();
+  state->target = std::move(target);
+  state->find = std::move(find);
+  state->say = std::move(say);
+  // The loop of the job handles all signals.
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  Result<> started;
+  try {
+    state->thread = std::thread([state] { state->run(); });
+  } catch (const std::system_error& error) {
+    started = system_error(error.code().value(), "start a thread");
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!started) return started.error();
+  return OtlpSender(std::move(state));
+}
+
+OtlpSender::~OtlpSender() {
+  if (!state_ || !state_->thread.joinable()) return;
+  std::unique_lock lock(state_->mutex);
+  state_->ending = true;
+  state_->changed.notify_all();
+  state_->loop.stop();
+  const bool ended = state_->changed.wait_for(lock, kEndTime, [this] { return state_->ended; });
+  lock.unlock();
+  // Only a name service holds it longer, and the process ends soon.
+  ended ? state_->thread.join() : state_->thread.detach();
+}
+
+const OtlpResource& OtlpSender::resource() const {
+  return state_->target.resource;
+}
+
+void OtlpSender::send_metrics(std::string json) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->metrics = std::move(json);
+    state_->kicked = true;
+  }
+  state_->changed.notify_all();
+}
+
+void OtlpSender::send_spans(std::string json) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->spans.push_back(std::move(json));
+    if (state_->spans.size() > kMostSpans) state_->spans.pop_front();
+    state_->kicked = true;
+  }
+  state_->changed.notify_all();
+}
+
+void OtlpSender::finish(std::chrono::milliseconds limit) {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait_for(lock, limit, [this] { return !state_->kicked && !state_->busy; });
 }
 
 }  // namespace ddp::launcher

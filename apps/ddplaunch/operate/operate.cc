@@ -30,7 +30,7 @@
 #include "launcher/control/job_registry.h"
 #include "launcher/keeper/process_table.h"
 #include "launcher/output/console.h"
-#include "launcher/report/exit_code.h"
+#include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
 
 namespace ddp {

@@ -1,4 +1,4 @@
-#include "launcher/agent_core/usage.h"
+#include "launcher/agent_core/machine_text.h"
 
 #include <chrono>
 #include <string>

@@ -1,4 +1,4 @@
-#include "launcher/report/slow_ranks.h"
+#include "launcher/report/job_progress.h"
 
 #include "tests/support/catch.h"
 

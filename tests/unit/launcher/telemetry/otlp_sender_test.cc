@@ -1,4 +1,4 @@
-#include "launcher/telemetry/otlp_sender.h"
+#include "launcher/telemetry/otlp.h"
 
 #include <map>
 #include <string>
