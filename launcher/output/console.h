@@ -17,7 +17,7 @@
 #include "base/asio.h"
 #include "base/unique_fd.h"
 #include "launcher/job/job_spec.h"
-#include "launcher/lines/terminal_view.h"
+#include "launcher/lines/live_board.h"
 
 namespace ddp::launcher {
 

@@ -12,7 +12,6 @@
 #include "base/asio.h"
 #include "base/result.h"
 #include "rendezvous/protocol/codec.h"
-#include "rendezvous/protocol/frame.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::rendezvous {

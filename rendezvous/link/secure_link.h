@@ -14,7 +14,6 @@
 #include "base/crypto.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
-#include "rendezvous/link/admission.h"
 #include "rendezvous/link/link_hello.h"
 #include "rendezvous/link/link_token.h"
 #include "rendezvous/link/secure_stream.h"

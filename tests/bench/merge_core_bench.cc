@@ -18,7 +18,6 @@
 
 #include "launcher/lines/output_lines.h"
 #include "rendezvous/protocol/codec.h"
-#include "rendezvous/protocol/frame.h"
 
 namespace {
 

@@ -8,7 +8,6 @@
 #include "base/text.h"
 #include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"
-#include "launcher/lines/terminal_view.h"
 
 using namespace ddp::launcher;
 

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "rendezvous/protocol/codec.h"
-#include "rendezvous/protocol/frame.h"
 
 using namespace ddp::rendezvous;
 

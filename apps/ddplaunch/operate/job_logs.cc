@@ -31,7 +31,6 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"
-#include "launcher/lines/terminal_view.h"
 #include "launcher/output/console.h"
 #include "launcher/report/report_json.h"
 

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/lines/terminal_view.h"
+#include "launcher/lines/live_board.h"
 
 namespace ddp {
 

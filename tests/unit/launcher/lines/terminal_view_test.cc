@@ -1,4 +1,4 @@
-#include "launcher/lines/terminal_view.h"
+#include "launcher/lines/live_board.h"
 
 #include <string>
 #include <vector>

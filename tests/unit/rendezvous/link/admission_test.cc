@@ -1,4 +1,4 @@
-#include "rendezvous/link/admission.h"
+#include "rendezvous/link/link_hello.h"
 
 #include <string>
 

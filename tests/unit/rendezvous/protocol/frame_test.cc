@@ -1,4 +1,3 @@
-#include "rendezvous/protocol/frame.h"
 
 #include <algorithm>
 #include <cstring>
