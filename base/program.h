@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 
@@ -72,5 +73,12 @@ inline std::string host_name() {
   char name[HOST_NAME_MAX + 1] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
+
+/// Returns the GPUs that a process may use, as CUDA_VISIBLE_DEVICES names them. `visible` is that variable,
+/// or nullptr if it is unset; if it is set, its list counts ("" and "-1": none), else the driver's GPUs. Of a
+/// GPU that is divided (MIG) each compute instance counts: "MIG-GPU-77…/3/0". A process can use only one of
+/// these. Reads small files. `proc`, `dev`: "/proc" and "/dev" outside tests.
+std::vector<std::string> visible_gpus(const char* visible, const std::string& proc = "/proc",
+                                      const std::string& dev = "/dev");
 
 }  // namespace ddp

@@ -13,7 +13,7 @@
 #include "apps/ddplaunch/operate/operate_options.h"
 #include "apps/ddplaunch/options/options.h"
 #include "base/program.h"
-#include "launcher/master/user_signals.h"
+#include "launcher/master/user_input.h"
 #include "rendezvous/link/link_token.h"
 
 namespace {

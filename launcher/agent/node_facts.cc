@@ -27,8 +27,8 @@
 #include <utility>
 
 #include "base/files.h"
+#include "base/program.h"
 #include "base/text.h"
-#include "base/visible_gpus.h"
 #include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {

@@ -18,7 +18,6 @@
 #include "base/program.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "base/visible_gpus.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "launcher/master/master_links.h"
-#include "launcher/master/user_signals.h"
+#include "launcher/master/user_input.h"
 #include "launcher/supervisor/attempt_start.h"
 
 namespace ddp::launcher {

@@ -18,7 +18,7 @@
 #include "base/text.h"
 #include "launcher/control/history_files.h"
 #include "launcher/keeper/process_table.h"
-#include "launcher/master/user_signals.h"
+#include "launcher/master/user_input.h"
 #include "launcher/output/output_file.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/job_status.h"

@@ -18,7 +18,7 @@
 #include "launcher/lines/line_watch.h"
 #include "launcher/master/hook_runner.h"
 #include "launcher/master/master_links.h"
-#include "launcher/master/stdin_feed.h"
+#include "launcher/master/user_input.h"
 #include "launcher/master/worker_queries.h"
 #include "launcher/output/console.h"
 #include "launcher/output/job_dir.h"

@@ -15,7 +15,7 @@
 
 #include "launcher/report/journal.h"
 #include "rendezvous/protocol/message.h"
-#include "rendezvous/worker/step_durations.h"
+#include "rendezvous/worker/worker_protocol.h"
 
 namespace ddp::launcher {
 

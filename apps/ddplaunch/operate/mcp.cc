@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/operate/mcp.h"
+#include "apps/ddplaunch/operate/operate_options.h"
 
 #include <unistd.h>
 

@@ -18,10 +18,8 @@
 #include <variant>
 
 #include "apps/ddplaunch/operate/job_files.h"
-#include "apps/ddplaunch/operate/mcp.h"
 #include "apps/ddplaunch/operate/page_server.h"
 #include "apps/ddplaunch/operate/top.h"
-#include "apps/ddplaunch/operate/top_view.h"
 #include "apps/options/option_table.h"
 #include "base/files.h"
 #include "base/program.h"

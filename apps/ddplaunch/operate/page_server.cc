@@ -26,7 +26,6 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/ddplaunch/operate/job_files.h"
-#include "apps/ddplaunch/operate/page_output.h"
 #include "base/child_process.h"
 #include "base/crypto.h"
 #include "base/files.h"

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "apps/ddplaunch/operate/job_files.h"
-#include "apps/ddplaunch/operate/top_view.h"
 #include "base/unique_fd.h"
 #include "launcher/lines/output_lines.h"
 #include "launcher/output/console.h"

@@ -1,6 +1,6 @@
 // From a value of the status to its text; the parts of the picture from the top: head, hang and failure,
 // table of nodes or ranks, keys; and last the keys themselves.
-#include "apps/ddplaunch/operate/top_view.h"
+#include "apps/ddplaunch/operate/top.h"
 
 #include <algorithm>
 #include <array>

@@ -16,7 +16,6 @@
 #include "apps/train/gpu/device_model.h"
 #include "base/program.h"
 #include "base/text.h"
-#include "base/visible_gpus.h"
 
 namespace ddp::train {
 

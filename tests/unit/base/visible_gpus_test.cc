@@ -1,4 +1,4 @@
-#include "base/visible_gpus.h"
+#include "base/program.h"
 
 #include <cstdlib>
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/operate/top_view.h"
+#include "apps/ddplaunch/operate/top.h"
 
 #include <algorithm>
 #include <string>
