@@ -1,10 +1,8 @@
 #pragma once
 
-#include <pthread.h>
 #include <sys/types.h>
 
 #include <chrono>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,36 +11,24 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/asio.h"
 #include "base/child_process.h"
 #include "base/exit_status.h"
+#include "base/program.h"
 #include "base/result.h"
 
 // What takes longer than the loop may wait: calls on threads of their own, and tools whose output is read.
 
 namespace ddp {
 
-/// Starts a thread that is never joined. All signals are blocked in it, since the loop handles them. `body`
-/// owns what it uses. Error: kSystem.
+/// Starts a thread that is never joined. `body` owns what it uses. Error: kSystem.
 template <class Body>
 Result<> start_detached(Body body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // inherited by the new thread
-  Result<> outcome;
-  try {
-    std::thread(std::move(body)).detach();
-  } catch (const std::system_error& failed) {
-    outcome = system_error(failed.code().value(), "start a thread");
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return outcome;
+  DDP_TRY(start_thread(std::move(body))).detach();
+  return {};
 }
 
 /// Runs `call` on a thread and waits for its result, at most for `time`, for a caller that cannot await. Only

@@ -92,18 +92,12 @@ class EndWatcher {
     if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe to watch a new process");
     read_end_.reset(ends[0]);
     UniqueFd write_end(ends[1]);
-    // No handler of the program runs in the thread. sigfillset leaves libc's own signals, which setuid needs.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = 0;
+    const SignalsBlocked mask;
     try {
       std::thread(wait_for_end, pid_.get_future(), std::move(write_end)).detach();
     } catch (const std::system_error& error) {
-      failed = error.code().value();
+      return limit_error(error.code().value(), "a thread to watch a new process");
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (failed != 0) return limit_error(failed, "a thread to watch a new process");
     return {};
   }
 

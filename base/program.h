@@ -1,12 +1,17 @@
 #pragma once
 
 #include <limits.h>
+#include <pthread.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -22,6 +27,35 @@ std::string_view version();
 void fill_standard_descriptors();
 /// Returns whether fill_standard_descriptors had to open `fd`. Anything written to it is lost.
 bool was_closed(int fd);
+
+/// Blocks all signals in this thread as long as it exists. What is started meanwhile inherits the mask: a
+/// process handles its signals on one thread, and no handler may run on another one.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);  // without the signals of libc itself, which setuid needs
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// Starts a thread in which all signals are blocked. Error: kSystem, the system refuses to `what`.
+template <class Body>
+Result<std::thread> start_thread(Body body, const char* what = "start a thread") {
+  const SignalsBlocked mask;
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& refused) {
+    // A plain Error would also convert to a thread that calls it.
+    return Result<std::thread>(boost::system::in_place_error, system_error(refused.code().value(), what));
+  }
+}
 
 /// Writes all of `text` to standard output, which must get nothing else. A partial result must not pass for a
 /// complete one, so an incomplete write is an error. Blocks. Error: kSystem, the output is full or was closed

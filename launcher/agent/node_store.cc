@@ -1,18 +1,16 @@
 #include "launcher/agent/node_store.h"
 
-#include <signal.h>
-
 #include <array>
 #include <cerrno>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <set>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/crypto.h"
+#include "base/program.h"
 #include "launcher/job/job_spec.h"
 #include "rendezvous/store/tcp_store_codec.h"
 
@@ -120,18 +118,8 @@ class NodeStore::StoreThread {
     auto store = std::unique_ptr<StoreThread>(new StoreThread());
     auto server = DDP_TRY(rendezvous::TcpStoreServer::open(store->loop_.get_executor(), std::move(options)));
     store->server_.emplace(std::move(server));
-    // Signals are for the agent's loop.
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      store->thread_ = std::thread([loop = &store->loop_] { loop->run(); });
-    } catch (const std::system_error& error) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      return system_error(error.code().value(), "start a thread for the store");
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    store->thread_ =
+        DDP_TRY(start_thread([loop = &store->loop_] { loop->run(); }, "start a thread for the store"));
     return store;
   }
   ~StoreThread() {

@@ -1,18 +1,16 @@
 #include "launcher/control/http_server.h"
 
-#include <pthread.h>
 #include <sys/socket.h>
 
-#include <csignal>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 
+#include "base/program.h"
 #include "remote/start/resolver.h"
 
 namespace ddp::launcher {
@@ -177,18 +175,7 @@ Result<MetricsServer> MetricsServer::listen(const std::string& address, std::uin
   };
   state->server.emplace(
       DDP_TRY(HttpServer::start(state->loop.get_executor(), std::move(place.listener), {}, handler)));
-  // The loop of the job handles all signals.
-  sigset_t all, before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  Result<> started;
-  try {
-    state->thread = std::thread([served = state.get()] { served->loop.run(); });
-  } catch (const std::system_error& error) {
-    started = system_error(error.code().value(), "start a thread");
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!started) return started.error();
+  state->thread = DDP_TRY(start_thread([served = state.get()] { served->loop.run(); }));
   return MetricsServer(std::move(state));
 }
 

@@ -17,6 +17,7 @@
 #include <charconv>
 
 #include "base/child_process.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/process_table.h"
@@ -182,16 +183,12 @@ void MarkSearch::start_reader() {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return skip_to(pids_.size());
   answers_.reset(ends[0]);
   const UniqueFd write_end(ends[1]);
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked mask;
   const pid_t parent = getpid();
   reader_ = static_cast<pid_t>(syscall(SYS_clone, 0UL, 0UL, 0UL, 0UL, 0UL));
   if (reader_ == 0)
     read_all(std::span(pids_).subspan(next_), mark_, {buffer.get(), kMaxEnvironment}, write_end.get(),
              parent);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (reader_ < 0) skip_to(pids_.size());
 }
 

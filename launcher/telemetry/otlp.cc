@@ -1,16 +1,12 @@
 #include "launcher/telemetry/otlp.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <variant>
 
@@ -429,18 +425,7 @@ Result<OtlpSender> OtlpSender::start(OtlpTarget target, FindAddresses find,
   state->target = std::move(target);
   state->find = std::move(find);
   state->say = std::move(say);
-  // The loop of the job handles all signals.
-  sigset_t all, before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  Result<> started;
-  try {
-    state->thread = std::thread([state] { state->run(); });
-  } catch (const std::system_error& error) {
-    started = system_error(error.code().value(), "start a thread");
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!started) return started.error();
+  state->thread = DDP_TRY(start_thread([state] { state->run(); }));
   return OtlpSender(std::move(state));
 }
 

@@ -2,11 +2,9 @@
 // through all of it, or hands it to the ssh program.
 #include "remote/ssh/ssh_transport.h"
 
-#include <pthread.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <optional>
@@ -15,6 +13,7 @@
 
 #include "base/asio.h"
 #include "base/blocking_calls.h"
+#include "base/program.h"
 #include "base/text.h"
 #include "remote/hosts/shell_command.h"
 #include "remote/ssh/ssh_handshake.h"
@@ -126,13 +125,8 @@ class SshThreads {
 
   static void run(Worker& worker) {
     if (worker.thread.joinable()) return;
-    // Signals belong to the loop: the new thread inherits a mask that blocks all of them.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked mask;
     worker.thread = std::thread([&worker] { worker.io.run(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   std::vector<std::unique_ptr<Worker>> workers_;  ///< the last one serves the ssh-agents

@@ -1,7 +1,6 @@
 #include "rendezvous/worker_client/worker_client.h"
 
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -11,15 +10,14 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "base/program.h"
 #include "base/unique_fd.h"
 
 namespace ddp::rendezvous {
@@ -274,19 +272,8 @@ Result<std::unique_ptr<WorkerClient>> WorkerClient::connect(const std::string& c
   // Not added to `words`, since a step is sent before these.
   const WorkerHello hello{kWorkerProtocol, static_cast<std::uint32_t>(::getpid()), rejoin, sharded};
   shared->unsent = encode_line(WorkerMessage(hello));
-  // The worker's own threads handle signals.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  int failed = 0;
-  try {
-    shared->thread = std::thread([raw = shared.get()] { raw->run(); });
-  } catch (const std::system_error& error) {
-    failed = error.code().value();
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (failed != 0) return system_error(failed, "start the thread of DDPLAUNCH_CONTROL");
+  shared->thread =
+      DDP_TRY(start_thread([raw = shared.get()] { raw->run(); }, "start the thread of DDPLAUNCH_CONTROL"));
   return std::unique_ptr<WorkerClient>(new WorkerClient(std::move(shared)));
 }
 
