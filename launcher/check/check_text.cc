@@ -473,7 +473,7 @@ OrderedJson node_json(const JobSpec& spec, const CheckResult& result, std::size_
 
 /// Texts of other machines may hold any bytes.
 std::string document(const OrderedJson& json) {
-  return escape_unsafe_in_json(json.dump(2, ' ', false, OrderedJson::error_handler_t::replace)) + '\n';
+  return escape_unsafe_in_json(json_line(json, 2));
 }
 
 }  // namespace
@@ -529,7 +529,7 @@ std::string clean_json(const JobSpec& spec, const CheckResult& result) {
                      {"error", node.error ? error_json(*node.error) : OrderedJson()}});
   }
   const OrderedJson json{{"format", 1}, {"job", spec.job_id}, {"hosts", std::move(hosts)}};
-  return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+  return json_line(json, 1);
 }
 
 }  // namespace ddp::launcher

@@ -24,6 +24,7 @@
 #include "base/asio.h"
 #include "base/files.h"
 #include "launcher/control/http_server.h"
+#include "launcher/report/report_json.h"
 
 namespace ddp::launcher {
 namespace {
@@ -159,7 +160,6 @@ Result<std::string> ask_job(const std::string& socket, const std::string& method
 namespace {
 
 namespace http = boost::beast::http;
-using OrderedJson = nlohmann::ordered_json;
 using Local = asio::local::stream_protocol;
 
 constexpr std::chrono::seconds kClientTime{5};
@@ -186,7 +186,7 @@ std::string reply_json(const WorkerReply& reply) {
                          {"ranks", std::move(ranks)},
                          {"exit_code", reply.exit_code},
                          {"troubles", reply.troubles}};
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+  return json_line(json);
 }
 
 /// A request that is answered later. The client and the owner of the job share it.

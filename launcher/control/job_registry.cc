@@ -28,11 +28,11 @@
 #include "base/files.h"
 #include "base/program.h"
 #include "base/unique_fd.h"
+#include "launcher/report/report_json.h"
 
 namespace ddp::launcher {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".job";
@@ -44,10 +44,6 @@ constexpr std::size_t kEntryBytes = 64u << 10;
 constexpr std::size_t kReportBytes = 16u << 20;
 /// More than the last line of a journal, whose reason is limited.
 constexpr std::size_t kJournalEndBytes = 16u << 10;
-
-std::string dump(const OrderedJson& json) {
-  return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
-}
 
 }  // namespace
 
@@ -135,12 +131,12 @@ Result<> write_entry(const std::string& directory, const JobEntry& entry) {
                    {"pid", entry.pid},        {"socket", entry.socket},       {"command", entry.command},
                    {"started", entry.started}};
   // An entry that is too long for its readers is worse than one without the command's words.
-  const std::string brief = dump(json);
+  const std::string brief = json_line(json, 1);
   json["cwd"] = entry.cwd;
   json["label"] = entry.label;
   json["arguments"] = entry.arguments;
   json["hosts"] = entry.hosts;
-  const std::string whole = dump(json);
+  const std::string whole = json_line(json, 1);
   auto written = write_bytes(file.get(), whole.size() <= kEntryBytes ? whole : brief, path);
   if (!written) ::unlink(path.c_str());
   return written;
@@ -211,7 +207,7 @@ Result<> mark_cleaned(const JobEntry& job, const std::string& time) {
   ::unlink(fresh.c_str());
   const UniqueFd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return system_error(errno, fresh);
-  auto written = write_bytes(file.get(), dump(json), fresh);
+  auto written = write_bytes(file.get(), json_line(json, 1), fresh);
   if (written && ::rename(fresh.c_str(), job.file.c_str()) != 0) written = system_error(errno, job.file);
   if (!written) ::unlink(fresh.c_str());
   return written;

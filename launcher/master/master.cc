@@ -531,8 +531,8 @@ void Master::send_otlp_metrics() {
       otlp_metrics(metrics_of(status()), otlp_->resource(), began_at_, std::chrono::system_clock::now()));
 }
 
-/// Waits for the hooks that run, and for those of the end. Each has its time, and a signal ends the wait, also
-/// the one for a last reader of metrics.
+/// Waits for the hooks that run, and for those of the end. Each has its time, and a signal ends the wait,
+/// also the one for a last reader of metrics.
 void Master::finish_hooks(const ExitReport& report) {
   // Events of the job are old news once it is over, except the end itself.
   hooks_.drop_waiting();
@@ -689,7 +689,7 @@ ControlHandlers Master::control_handlers() {
 void Master::answer_hang() {
   if (hang_askers_.empty()) return;
   const OrderedJson json{{"hang", hang_json(supervisor_.end().hang)}};
-  const std::string text = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+  const std::string text = json_line(json);
   for (const ControlHandlers::HangAnswered& done : std::exchange(hang_askers_, {}))
     done(text);
 }

@@ -69,10 +69,6 @@ std::vector<HostFault> host_faults(const JobEnd& end, const JobFacts& facts, con
 
 namespace {
 
-std::string line_of(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
-}
-
 Json entry_of(const std::string& host, HistoryTime time) {
   return {{"format", kHistoryFormat},
           {"host", one_line(host).substr(0, kHostBytes)},
@@ -86,13 +82,13 @@ std::string fault_line(const HostFault& fault) {
   json["cause"] = one_line(fault.cause).substr(0, kCauseBytes);
   json["hardware"] = fault.is_hardware;
   json["job"] = one_line(fault.job).substr(0, kJobBytes);
-  return line_of(json);
+  return json_line(json);
 }
 
 std::string forget_line(const std::string& host, HistoryTime time) {
   Json json = entry_of(host, time);
   json["forget"] = true;
-  return line_of(json);
+  return json_line(json);
 }
 
 void HostHistory::add(std::string_view lines, std::uint32_t writer, bool is_owner) {
@@ -199,7 +195,7 @@ std::string history_json(const std::vector<HostRecord>& records, const std::stri
                              {"causes", record.causes},
                              {"last", utc_text(record.last)},
                              {"bad", record.is_bad()}});
-  return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+  return json_line(json, 2);
 }
 
 }  // namespace ddp::launcher

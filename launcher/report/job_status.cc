@@ -31,10 +31,6 @@ double rounded(double value) {
   return std::round(value * 1000) / 1000;
 }
 
-std::string one_line_json(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
-}
-
 /// What is known of the whole job; null: nothing.
 OrderedJson usage_json(const JobUsage& usage) {
   if (usage.nodes == 0) return {};
@@ -204,7 +200,7 @@ std::string status_json(const JobStatus& status) {
       json["nodes"].back()["step_seconds"].push_back(report ? or_null(report->step_seconds) : OrderedJson());
     }
   }
-  return one_line_json(json);
+  return json_line(json);
 }
 
 namespace {

@@ -68,10 +68,6 @@ OrderedJson common_keys(std::uint64_t id, std::chrono::system_clock::time_point 
           {"reason", OrderedJson()}};
 }
 
-std::string line_of(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
-}
-
 /// Three digits behind the point: lines are many.
 OrderedJson short_number(bool is_known, double value) {
   return is_known ? OrderedJson(std::round(value * 1000) / 1000) : OrderedJson();
@@ -102,7 +98,7 @@ std::string journal_line(const JournalEvent& event, std::uint64_t id,
     for (const JournalEvent::AttemptNode& node : event.nodes)
       line["nodes"].push_back({{"node", node.node}, {"first_rank", node.first_rank}, {"ranks", node.ranks}});
   }
-  return line_of(line);
+  return json_line(line);
 }
 
 std::string sample_line(const HistoryPoint& point, std::uint64_t id,
@@ -124,7 +120,7 @@ std::string sample_line(const HistoryPoint& point, std::uint64_t id,
   line["infiniband_out"] = short_number(nodes, usage.infiniband_out);
   line["disk_read"] = short_number(nodes, usage.disk_read);
   line["disk_written"] = short_number(nodes, usage.disk_written);
-  return line_of(line);
+  return json_line(line);
 }
 
 }  // namespace ddp::launcher

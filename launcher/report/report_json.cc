@@ -51,7 +51,7 @@ const char* what_of(Failure::Kind kind) {
 }
 
 std::string text_of(const OrderedJson& report) {
-  return escape_unsafe_in_json(report.dump(2, ' ', false, OrderedJson::error_handler_t::replace)) + "\n";
+  return escape_unsafe_in_json(json_line(report, 2));
 }
 
 OrderedJson meter_json(const UsageMeter& meter, OrderedJson all = {}) {

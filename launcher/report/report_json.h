@@ -17,6 +17,12 @@ namespace ddp::launcher {
 
 using OrderedJson = nlohmann::ordered_json;  ///< keys keep the order of docs/users/report.md and check.md
 
+/// Returns the JSON as one line, or with `indent` as several. Bytes that are no UTF-8 become U+FFFD.
+template <class Json>
+std::string json_line(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
 inline double in_seconds(std::chrono::nanoseconds time) {
   return static_cast<double>(std::chrono::duration_cast<std::chrono::microseconds>(time).count()) / 1e6;
 }

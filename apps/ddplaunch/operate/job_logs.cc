@@ -589,7 +589,7 @@ class LogPrinter {
         json["time_margin_s"] =
             line.time ? OrderedJson(line.time->margin / std::chrono::seconds(1)) : OrderedJson();
       }
-      out_ += json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+      out_ += launcher::json_line(json);
     } else {
       const bool rough = line.time && line.time->margin > kReadMargin;
       if (line.time && line.file->label.has_time()) {

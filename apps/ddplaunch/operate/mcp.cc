@@ -19,6 +19,7 @@
 #include "base/child_process.h"
 #include "base/files.h"
 #include "base/program.h"
+#include "launcher/report/report_json.h"
 
 namespace ddp {
 namespace {
@@ -404,7 +405,7 @@ class McpServer {
   }
 
   void send(const Json& message) {
-    closed_ = closed_ || !print(message.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n');
+    closed_ = closed_ || !print(launcher::json_line(message));
     if (closed_) loop_.stop();
   }
 

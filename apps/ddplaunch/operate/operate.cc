@@ -48,8 +48,9 @@ bool print(std::string_view text) {
 namespace {
 
 using launcher::JobEntry;
+using launcher::json_line;
+using launcher::OrderedJson;
 using launcher::RunState;
-using OrderedJson = nlohmann::ordered_json;
 using Kind = RunState::Kind;
 
 constexpr std::chrono::seconds kAnswerTime{5};
@@ -67,10 +68,6 @@ int fail(const Error& error) {
   const int code = launcher::exit_code_of(error);
   std::fprintf(stderr, "ddplaunch: %s\n", one_line(error.text).c_str());
   return code;
-}
-
-std::string dump(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }
 
 std::string state_text(const JobEntry& job, const RunState& state) {
@@ -190,7 +187,7 @@ int list_jobs(const OperateOptions& options, const std::vector<JobEntry>& jobs) 
                one_line(job->command.substr(0, kCommandWidth))});
   }
   const OrderedJson json{{"format", 1}, {"jobs", std::move(list)}};
-  print(options.json ? json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + '\n' : table.text());
+  print(options.json ? json_line(json, 1) : table.text());
   return 0;
 }
 
@@ -301,7 +298,7 @@ std::string ended_text(const JobEntry& job, const RunState& state) {
 Result<std::string> show_status(const OperateOptions& options, const JobEntry& job, const std::string& last) {
   const RunState state = state_of(job);
   if (state.kind != Kind::kRunning) {
-    std::string text = options.json ? dump(job_json(job, state)) : ended_text(job, state);
+    std::string text = options.json ? json_line(job_json(job, state)) : ended_text(job, state);
     if (text != last) print(text);
     return text;
   }
@@ -316,7 +313,7 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
     for (const char* const moves :
          {"trouble", "silence_s", "step", "steps", "losses", "phases", "step_seconds", "usage"})
       node.erase(moves);
-  if (key.dump() != last) print(options.json ? dump(job_json(job, state, status)) : status_text(status));
+  if (key.dump() != last) print(options.json ? json_line(job_json(job, state, status)) : status_text(status));
   return key.dump();
 }
 
@@ -347,7 +344,7 @@ int report_end(const OperateOptions& options, const JobEntry& job, Verb verb) {
     return fail({ErrorCode::kLinkLost, why.empty() ? "job " + job.job + " still runs" : why});
   }
   if (options.json)
-    print(dump(job_json(job, state)));
+    print(json_line(job_json(job, state)));
   else
     print("job " + job.job + ": " + state_text(job, state) + (state.why.empty() ? "" : ": " + state.why) +
           '\n');
@@ -426,7 +423,7 @@ int show_pages(const OperateOptions& options, const ProcessContext& context) {
     OrderedJson all = OrderedJson::array();
     for (auto job = jobs.rbegin(); job != jobs.rend(); ++job)  // the newest first
       all.push_back(listed_json(*job, state_of(*job)));
-    return dump(all);
+    return json_line(all);
   };
   const Result<> shown = serve_page(options, {.read = read, .list = list});
   return shown ? 0 : fail(shown.error());
@@ -526,7 +523,7 @@ Result<int> ask_workers(Verb verb, const OperateOptions& options, const JobEntry
   if (!is_reply(reply))
     return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no answer"};
   if (options.json) {
-    print_text(reply.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n');
+    print_text(json_line(reply));
   } else if (!exec) {
     print_stacks(reply["ranks"]);
   } else {
@@ -568,7 +565,7 @@ Result<int> ask_hang(const OperateOptions& options, const JobEntry& job) {
   const OrderedJson& verdict = reply["hang"];
   if (!verdict.is_object()) return Error{ErrorCode::kRefused, "job " + job.job + ": no worker runs"};
   if (options.json) {
-    print(dump({{"format", 1}, {"hang", verdict}}));
+    print(json_line(OrderedJson{{"format", 1}, {"hang", verdict}}));
   } else {
     const std::chrono::milliseconds quiet(static_cast<std::int64_t>(1000 * verdict.value("quiet_s", 0.0)));
     const std::string state = verdict.value("state", "");
