@@ -189,11 +189,9 @@ void read_until_end(const std::shared_ptr<Running>& run) {
 
 Result<ChildSpec> own_child(std::vector<std::string> argv) {
   const char* path = std::getenv("PATH");
-  auto program =
-      find_program(argv[0], path != nullptr ? std::optional<std::string_view>(path) : std::nullopt);
-  if (!program) return program.error();
   ChildSpec spec;
-  spec.path = std::move(*program);
+  spec.path =
+      DDP_TRY(find_program(argv[0], path != nullptr ? std::optional<std::string_view>(path) : std::nullopt));
   spec.argv = std::move(argv);
   spec.env = own_environment();
   return spec;

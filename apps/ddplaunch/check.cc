@@ -65,9 +65,8 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& tok
   DDP_TRY(make_room_for_nodes(job.spec));
   auto agent = DDP_TRY(choose_agent(job.spec));
   asio::io_context loop(1);
-  const auto remote = make_transport(loop, job.spec, token,
-                                     [](const std::string& text) { say("ddplaunch: " + text + "\n"); });
-  if (!remote) return remote.error();
+  const auto remote = DDP_TRY(make_transport(
+      loop, job.spec, token, [](const std::string& text) { say("ddplaunch: " + text + "\n"); }));
   remote::LocalTransport local(loop.get_executor());
   remote::FanOutOptions options;
   options.argv = {agent.path, "--stdio"};
@@ -75,7 +74,7 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& tok
   options.expected = agent.expected;
   options.bundle = agent.bundle;
   options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
-  return check_hosts(loop, job.spec, scope, **remote, local, std::move(options), say);
+  return check_hosts(loop, job.spec, scope, *remote, local, std::move(options), say);
 }
 
 using launcher::DeepRun;

@@ -274,8 +274,7 @@ Result<std::optional<rendezvous::TcpListener>> take_control_port(const RunJob& j
   std::string text = "port " + std::to_string(node.port) + " is in use on this machine";
   if (holder) text += " by " + holder_text(*holder);
   if (!stranger && job.registration.claims_id) {
-    const auto id = launcher::claim_job_id(job.registration, job.spec.job_id, claim_advice(job.spec));
-    if (!id) return id.error();
+    DDP_TRY(launcher::claim_job_id(job.registration, job.spec.job_id, claim_advice(job.spec)));
   }
   const bool maybe_ours = !stranger && holder && holder->program == "ddplaunch";
   text += maybe_ours ? "; if that is node 0 of this job, the --node-rank of this node is " +
@@ -321,9 +320,8 @@ Result<std::uint32_t> own_workers(const JobSpec& spec, const launcher::NodeFacts
   slots.name = facts.hello.hostname;
   slots.gpus = static_cast<int>(facts.hello.gpus);
   slots.cpus = static_cast<int>(facts.hello.cpus);
-  const auto plan = rendezvous::plan_ranks({slots}, launcher::procs_wanted(spec));
-  if (!plan) return plan.error();
-  return static_cast<std::uint32_t>(plan->world_size);
+  const auto plan = DDP_TRY(rendezvous::plan_ranks({slots}, launcher::procs_wanted(spec)));
+  return static_cast<std::uint32_t>(plan.world_size);
 }
 
 Result<rendezvous::LinkGoal> goal_of(const JobSpec& spec, const rendezvous::LinkToken& token,

@@ -65,9 +65,7 @@ Result<std::string> socket_directory() {
 }  // namespace
 
 Result<ControlSocket> ControlSocket::bind(const std::string& name) {
-  const auto directory = socket_directory();
-  if (!directory) return directory.error();
-  const std::string path = *directory + '/' + name + ".sock";
+  const std::string path = DDP_TRY(socket_directory()) + '/' + name + ".sock";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) return system_error(ENAMETOOLONG, path);

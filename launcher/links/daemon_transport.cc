@@ -213,13 +213,9 @@ class DaemonChannel final : public Channel {
 
 /// Makes both ends of a local socket.
 Result<> connect_ends(LocalSocket& ours, LocalSocket& theirs) {
-  auto pair = remote::make_socket_pair(SOCK_NONBLOCK);
-  if (!pair) return pair.error();
-  for (const auto& [end, socket] : {std::pair(&pair->ours, &ours), std::pair(&pair->theirs, &theirs)}) {
-    auto made = remote::as_socket(socket->get_executor(), std::move(*end));
-    if (!made) return made.error();
-    *socket = std::move(*made);
-  }
+  auto pair = DDP_TRY(remote::make_socket_pair(SOCK_NONBLOCK));
+  ours = DDP_TRY(remote::as_socket(ours.get_executor(), std::move(pair.ours)));
+  theirs = DDP_TRY(remote::as_socket(theirs.get_executor(), std::move(pair.theirs)));
   return {};
 }
 

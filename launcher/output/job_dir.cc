@@ -257,9 +257,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
     if (made = make_fallback(job.path_); !made) return within(why, made.error());
     job.note_ = why + "; the job's files are in " + job.path_;
   }
-  auto claim = claim_directory(job.path_, "the job directory", "--job-dir", job.warning_);
-  if (!claim) return claim.error();
-  job.claims_.push_back(std::move(*claim));
+  job.claims_.push_back(DDP_TRY(claim_directory(job.path_, "the job directory", "--job-dir", job.warning_)));
   // A disk that the job's own output fills still has room for its report.
   const auto reserved = reserve_report(job.path_ + "/report.json");
   // Some file systems reserve nothing.
@@ -280,9 +278,8 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
                                           " are the same directory; choose another with --log-dir"};
     }
     DDP_TRY(make_directory(job.log_dir_, named, "the log directory", "--log-dir"));
-    claim = claim_directory(job.log_dir_, "the log directory", "--log-dir or --job-id", job.warning_);
-    if (!claim) return claim.error();
-    job.claims_.push_back(std::move(*claim));
+    job.claims_.push_back(
+        DDP_TRY(claim_directory(job.log_dir_, "the log directory", "--log-dir or --job-id", job.warning_)));
     job.copied_ = options.copied();
   }
   job.tensorboard_ = options.tensorboard;

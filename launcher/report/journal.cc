@@ -58,24 +58,15 @@ const char* name_of(Kind kind) {
 
 OrderedJson common_keys(std::uint64_t id, std::chrono::system_clock::time_point time, const char* event,
                         const std::optional<std::uint32_t>& attempt) {
-  return {{"format", kJournalFormat},
-          {"id", id},
-          {"time", utc_text(time)},
-          {"event", event},
-          {"attempt", attempt ? OrderedJson(*attempt) : OrderedJson()},
-          {"node", OrderedJson()},
-          {"rank", OrderedJson()},
-          {"reason", OrderedJson()}};
+  return {{"format", kJournalFormat},    {"id", id},
+          {"time", utc_text(time)},      {"event", event},
+          {"attempt", or_null(attempt)}, {"node", OrderedJson()},
+          {"rank", OrderedJson()},       {"reason", OrderedJson()}};
 }
 
 /// Three digits behind the point: lines are many.
 OrderedJson short_number(bool is_known, double value) {
   return is_known ? OrderedJson(std::round(value * 1000) / 1000) : OrderedJson();
-}
-
-template <class T>
-OrderedJson number_or_null(const std::optional<T>& number) {
-  return number ? OrderedJson(*number) : OrderedJson();
 }
 
 }  // namespace
@@ -84,12 +75,12 @@ std::string journal_line(const JournalEvent& event, std::uint64_t id,
                          std::chrono::system_clock::time_point time) {
   OrderedJson line = common_keys(id, time, name_of(event.kind), event.attempt);
   line["node"] = text_or_null(event.node);
-  line["rank"] = number_or_null(event.rank);
+  line["rank"] = or_null(event.rank);
   line["reason"] = text_or_null(event.reason.substr(0, kReasonBytes));
   if (event.kind == Kind::kJobStarted) line["job"] = event.job;
   if (event.kind == Kind::kHangNamed) line["hang"] = hang_json(event.hang);
   if (event.kind == Kind::kJobEnded || event.kind == Kind::kRankExited)
-    line["exit_code"] = number_or_null(event.exit_code);
+    line["exit_code"] = or_null(event.exit_code);
   if (event.kind == Kind::kSignal || event.kind == Kind::kRankExited)
     line["signal"] = event.signal == 0 ? OrderedJson() : OrderedJson(signal_name(event.signal));
   if (event.kind == Kind::kAttemptStopping) line["failure"] = event.failure;
@@ -106,9 +97,9 @@ std::string sample_line(const HistoryPoint& point, std::uint64_t id,
   const JobUsage& usage = point.usage;
   const bool nodes = usage.nodes > 0, gpus = usage.gpus > 0;
   OrderedJson line = common_keys(id, time, "sample", point.attempt);
-  line["step"] = number_or_null(point.step);
-  line["step_s"] = number_or_null(point.step_seconds);
-  line["loss"] = number_or_null(point.loss);
+  line["step"] = or_null(point.step);
+  line["step_s"] = or_null(point.step_seconds);
+  line["loss"] = or_null(point.loss);
   line["goodput"] = short_number(true, point.goodput);
   line["cpu"] = short_number(nodes, usage.cpu);
   line["memory_used"] = short_number(nodes, usage.memory_used);

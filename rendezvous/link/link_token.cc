@@ -233,15 +233,13 @@ Result<std::string> write_new_token(std::string path) {
   if (path.empty()) {
     auto standard = DDP_TRY(default_token_path());
     path = std::move(standard);
-    const auto made = make_directories(path);
-    if (!made) return made.error();
+    DDP_TRY(make_directories(path));
   }
-  const auto token = random_digits();
-  if (!token) return token.error();
+  const auto token = DDP_TRY(random_digits());
   std::string beside = path + ".XXXXXX";
   const UniqueFd file(::mkostemp(beside.data(), O_CLOEXEC));  // mode 0600
   if (!file) return system_error(errno, "write " + path);
-  Result<> written = write_bytes(file.get(), token->reveal(), path);
+  Result<> written = write_bytes(file.get(), token.reveal(), path);
   if (written) written = write_bytes(file.get(), "\n", path);
   if (written && ::fsync(file.get()) != 0) written = system_error(errno, "write " + path);
   // link() replaces no file, unlike rename().

@@ -81,10 +81,8 @@ Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_execu
                                                                       const asio::ip::address& peer) {
     if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
   };
-  auto accepts =
-      AcceptLoop::start(std::move(executor), std::move(made->options_.listener), std::move(accepted));
-  if (!accepts) return accepts.error();
-  made->accepts_ = std::move(*accepts);
+  made->accepts_ = DDP_TRY(
+      AcceptLoop::start(std::move(executor), std::move(made->options_.listener), std::move(accepted)));
   return made;
 }
 
@@ -175,11 +173,9 @@ bool SecureAcceptor::identify(Guest& guest) {
 Result<> SecureAcceptor::begin_tls(Guest& guest) {
   const auto link = link_key(options_.token.secret, guest.claim->role, guest.claim->job, guest.claim->node);
   auto key = DDP_TRY(link ? session_key(*link, *guest.claim) : Result<Secret>(link.error()));
-  auto stream = SecureStream::make(
+  guest.stream = DDP_TRY(SecureStream::make(
       SecureStream::TlsRole::kServer,
-      {std::move(guest.socket), *guest.claim, std::move(key), std::exchange(guest.received, {})});
-  if (!stream) return stream.error();
-  guest.stream = std::move(*stream);
+      {std::move(guest.socket), *guest.claim, std::move(key), std::exchange(guest.received, {})}));
   return {};
 }
 

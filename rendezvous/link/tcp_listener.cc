@@ -62,13 +62,10 @@ Result<std::vector<UniqueFd>> bind_scope(ListenScope scope, std::uint16_t port) 
   if (scope == ListenScope::kAllInterfaces) {
     Result<UniqueFd> both = bound_socket(asio::ip::address_v6::any(), port, true);
     if (!both && no_ipv6(both.error())) both = bound_socket(asio::ip::address_v4::any(), port);
-    if (!both) return both.error();
-    fds.push_back(std::move(*both));
+    fds.push_back(DDP_TRY(std::move(both)));
     return fds;
   }
-  Result<UniqueFd> v4 = bound_socket(asio::ip::address_v4::loopback(), port);
-  if (!v4) return v4.error();
-  fds.push_back(std::move(*v4));
+  fds.push_back(DDP_TRY(bound_socket(asio::ip::address_v4::loopback(), port)));
   if (port == 0) return fds;  // a port that is free for one family need not be free for the other
   Result<UniqueFd> v6 = bound_socket(asio::ip::address_v6::loopback(), port);
   if (!v6 && !no_ipv6(v6.error())) return v6.error();
@@ -89,9 +86,7 @@ Result<TcpListener> listening(std::vector<UniqueFd> fds, std::uint16_t port) {
 }  // namespace
 
 Result<TcpListener> listen_tcp(ListenScope scope, std::uint16_t port) {
-  Result<std::vector<UniqueFd>> fds = bind_scope(scope, port);
-  if (!fds) return fds.error();
-  return listening(std::move(*fds), port);
+  return listening(DDP_TRY(bind_scope(scope, port)), port);
 }
 
 Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port) {

@@ -212,11 +212,10 @@ Result<std::int64_t> KeyStore::number_under(std::string_view key) const {
 }
 
 Result<> KeyStore::add(const StoreRequest& request, std::string& reply, Notices& notices) {
-  const Result<std::int64_t> now = number_under(request.keys[0]);
-  if (!now) return now.error();
+  const std::int64_t now = DDP_TRY(number_under(request.keys[0]));
   // Wraps as hardware does; signed overflow would be undefined.
-  const auto sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(*now) +
-                                             static_cast<std::uint64_t>(request.number));
+  const auto sum =
+      static_cast<std::int64_t>(static_cast<std::uint64_t>(now) + static_cast<std::uint64_t>(request.number));
   DDP_TRY(put(request.keys[0], std::to_string(sum), notices));
   put_u64(reply, static_cast<std::uint64_t>(sum));
   return {};
@@ -344,9 +343,8 @@ void KeyStore::queue_length(const StoreRequest& request, std::string& reply) con
 Result<> KeyStore::barrier(StoreConnectionId from, const StoreRequest& request, std::string& reply,
                            Notices& notices) {
   const std::string_view key = request.keys[0];
-  const Result<std::int64_t> before = number_under(key);
-  if (!before) return before.error();
-  const std::int64_t count = *before < std::numeric_limits<std::int64_t>::max() ? *before + 1 : *before;
+  const std::int64_t before = DDP_TRY(number_under(key));
+  const std::int64_t count = before < std::numeric_limits<std::int64_t>::max() ? before + 1 : before;
   // store() and not put(): the key itself is no news for those that wait here, only its last count is.
   DDP_TRY(store(key, std::to_string(count)));
   if (count >= request.number) {

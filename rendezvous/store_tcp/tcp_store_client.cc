@@ -56,9 +56,8 @@ Result<bool> poll_with_interrupt(int fd, short events, Clock::time_point deadlin
 }
 
 Result<> finish_connect(int fd, Clock::time_point deadline, int interrupt) {
-  const Result<bool> ready = poll_with_interrupt(fd, POLLOUT, deadline, interrupt);
-  if (!ready) return ready.error();
-  if (!*ready) return Error{ErrorCode::kUnreachable, "no answer", ETIMEDOUT};
+  const bool ready = DDP_TRY(poll_with_interrupt(fd, POLLOUT, deadline, interrupt));
+  if (!ready) return Error{ErrorCode::kUnreachable, "no answer", ETIMEDOUT};
   int error = 0;
   socklen_t size = sizeof error;
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0) error = errno;
@@ -87,10 +86,9 @@ Result<UniqueFd> connect_address(const addrinfo& address, Clock::time_point dead
 /// (`sys` is 0); kCancelled: `interrupt` (a descriptor, or -1) is readable.
 Result<UniqueFd> connect_tcp_once(const std::string& host, std::uint16_t port, Clock::time_point deadline,
                                   int interrupt) {
-  Result<AddressList> addresses = resolve(host, port);
-  if (!addresses) return addresses.error();
+  const AddressList addresses = DDP_TRY(resolve(host, port));
   Error last{ErrorCode::kUnreachable, "no address"};
-  for (const addrinfo* address = addresses->get(); address != nullptr; address = address->ai_next) {
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     // One dead address must not use up the time of the next.
     const auto share =
         address->ai_next == nullptr ? deadline : std::min(deadline, Clock::now() + std::chrono::seconds(3));

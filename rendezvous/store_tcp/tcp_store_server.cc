@@ -127,13 +127,11 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
 Result<> TcpStoreServer::Loop::start(TcpListener listener) {
   // A weak pointer, since acceptor and server would keep each other alive. The acceptor does not outlive the
   // server.
-  Result<std::shared_ptr<AcceptLoop>> acceptor =
-      AcceptLoop::start(executor_, std::move(listener),
-                        [weak = weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
-                          if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
-                        });
-  if (!acceptor) return acceptor.error();
-  acceptor_ = std::move(*acceptor);
+  acceptor_ =
+      DDP_TRY(AcceptLoop::start(executor_, std::move(listener),
+                                [weak = weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
+                                  if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
+                                }));
   return {};
 }
 

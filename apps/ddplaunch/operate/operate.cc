@@ -113,9 +113,9 @@ OrderedJson job_json(const JobEntry& job, const RunState& state, const OrderedJs
                    {"job", job.job},
                    {"run", job.name},
                    {"state", state_name(state.kind)},
-                   {"exit_code", state.exit_code ? OrderedJson(*state.exit_code) : OrderedJson()},
-                   {"cleaned", job.cleaned.empty() ? OrderedJson() : OrderedJson(job.cleaned)},
-                   {"why", state.why.empty() ? OrderedJson() : OrderedJson(state.why)},
+                   {"exit_code", launcher::or_null(state.exit_code)},
+                   {"cleaned", launcher::text_or_null(job.cleaned)},
+                   {"why", launcher::text_or_null(state.why)},
                    {"started", job.started},
                    {"ended", OrderedJson()},
                    {"host", job.host},
@@ -516,10 +516,9 @@ Result<int> ask_workers(Verb verb, const OperateOptions& options, const JobEntry
   OrderedJson request{{"timeout_ms", timeout.count()}};
   if (options.rank || exec) request["rank"] = options.rank.value_or(0);
   if (exec) request["argv"] = options.command;
-  const auto answer = ask_running_job(job, "POST", exec ? "/v1/exec" : "/v1/stacks", timeout + kSlack,
-                                      request.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
-  if (!answer) return answer.error();
-  const OrderedJson reply = OrderedJson::parse(*answer, nullptr, false);
+  const auto answer = DDP_TRY(
+      ask_running_job(job, "POST", exec ? "/v1/exec" : "/v1/stacks", timeout + kSlack, json_line(request)));
+  const OrderedJson reply = OrderedJson::parse(answer, nullptr, false);
   if (!is_reply(reply))
     return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no answer"};
   if (options.json) {
@@ -557,9 +556,8 @@ Result<int> ask_workers(Verb verb, const OperateOptions& options, const JobEntry
 constexpr std::chrono::seconds kHangTime{15};
 
 Result<int> ask_hang(const OperateOptions& options, const JobEntry& job) {
-  const auto answer = ask_running_job(job, "POST", "/v1/hang", kHangTime);
-  if (!answer) return answer.error();
-  const OrderedJson reply = OrderedJson::parse(*answer, nullptr, false);
+  const auto answer = DDP_TRY(ask_running_job(job, "POST", "/v1/hang", kHangTime));
+  const OrderedJson reply = OrderedJson::parse(answer, nullptr, false);
   if (!reply.is_object() || !reply.contains("hang"))
     return Error{ErrorCode::kProtocol, "job " + job.job + ": its ddplaunch gave no answer"};
   const OrderedJson& verdict = reply["hang"];
