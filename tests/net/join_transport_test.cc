@@ -2,6 +2,7 @@
 #include "launcher/links/join_transport.h"
 
 #include "tests/net/secure_link_world.h"
+#include "tests/support/run_until.h"
 
 namespace ddp::test {
 namespace {
@@ -34,14 +35,8 @@ struct Job {
   }
 
   template <class Condition>
-  bool run_until(Condition condition) {
-    const auto give_up = Clock::now() + 20s;
-    while (!condition()) {
-      if (Clock::now() >= give_up) return false;
-      loop.restart();
-      loop.run_one_for(50ms);
-    }
-    return true;
+  bool run_until(const Condition& holds) {
+    return test::run_until(loop, holds);
   }
   void run(Awaitable<> task) {
     asio::co_spawn(loop, std::move(task), [](const std::exception_ptr& failure) {

@@ -17,6 +17,7 @@
 #include "rendezvous/link/secure_link.h"
 #include "tests/support/catch.h"
 #include "tests/support/resolve_address.h"
+#include "tests/support/run_until.h"
 
 namespace ddp::test {
 
@@ -66,17 +67,10 @@ struct GuardedPort {
     loop.poll();
   }
 
-  /// Runs the loop until `condition` holds; false after 20 s.
+  /// Runs the loop until `holds` returns true; false after a minute.
   template <class Condition>
-  bool run_until(Condition condition) {
-    const auto give_up = Clock::now() + 20s;
-    loop.restart();
-    while (!condition()) {
-      if (Clock::now() >= give_up) return false;
-      loop.run_one_for(50ms);
-      if (loop.stopped()) loop.restart();
-    }
-    return true;
+  bool run_until(const Condition& holds) {
+    return test::run_until(loop, holds);
   }
 
   void run(Awaitable<> task) {

@@ -25,6 +25,7 @@
 #include "base/unique_fd.h"
 #include "rendezvous/worker_client/worker_client.h"
 #include "tests/support/catch.h"
+#include "tests/support/run_until.h"
 #include "tests/support/skip.h"
 
 namespace ddp::launcher {
@@ -100,14 +101,7 @@ struct LinkFixture {
     if (!directory.empty()) CHECK_FALSE(std::filesystem::exists(directory));
   }
 
-  void until(const std::function<bool()>& holds) {
-    const auto deadline = Clock::now() + kPatience;
-    while (!holds() && Clock::now() < deadline) {
-      loop.restart();
-      loop.run_one_for(50ms);
-    }
-    REQUIRE(holds());
-  }
+  void until(const std::function<bool()>& holds) { REQUIRE(test::run_until(loop, holds)); }
   void until_said(const std::string& what) {
     INFO("until: " << what);
     until([&] { return record.has(what); });

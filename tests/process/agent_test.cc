@@ -12,6 +12,7 @@
 #include "base/asio.h"
 #include "launcher/job/job_spec.h"
 #include "tests/process/process_probe.h"
+#include "tests/support/run_until.h"
 
 namespace ddp::launcher {
 namespace {
@@ -71,12 +72,7 @@ class NodeBench {
     master_.send(order);
   }
   void send(const Message& message) { master_.send(message); }
-  void run_until(const std::function<bool()>& happened) {
-    for (const auto until = std::chrono::steady_clock::now() + kPatience;
-         !happened() && std::chrono::steady_clock::now() < until;)
-      loop.run_one_for(10ms);
-    REQUIRE(happened());
-  }
+  void run_until(const std::function<bool()>& happened) { REQUIRE(test::run_until(loop, happened)); }
   /// Returns the messages of one kind that the master has got.
   template <class M>
   std::vector<M> got() const {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "tests/process/process_probe.h"
+#include "tests/support/run_until.h"
 
 namespace ddp::launcher {
 namespace {
@@ -66,11 +67,7 @@ class Ranks {
     reap_adopted({});
   }
 
-  void run_until(const std::function<bool()>& happened) {
-    for (const auto until = Clock::now() + kPatience; !happened() && Clock::now() < until;)
-      loop.run_one_for(10ms);
-    REQUIRE(happened());
-  }
+  void run_until(const std::function<bool()>& happened) { REQUIRE(test::run_until(loop, happened)); }
   /// Returns the children of this process that are no leaders: the processes that ranks left.
   std::vector<pid_t> orphans() const {
     std::vector<pid_t> found;

@@ -10,6 +10,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "tests/support/catch.h"
+#include "tests/support/run_until.h"
+
 namespace ddp::remote::test {
 namespace {
 
@@ -105,6 +108,10 @@ std::size_t open_descriptors() {
 std::size_t children() {
   std::ifstream list("/proc/self/task/" + std::to_string(::getpid()) + "/children");
   return static_cast<std::size_t>(std::distance(std::istream_iterator<std::string>(list), {}));
+}
+
+void let_children_end(asio::io_context& loop) {
+  CHECK(ddp::test::run_until(loop, [] { return children() == 0; }));
 }
 
 }  // namespace ddp::remote::test

@@ -64,14 +64,6 @@ std::map<std::size_t, Result<StartedAgent>> start_all(asio::io_context& loop, st
   return outcomes;
 }
 
-void let_children_end(asio::io_context& loop) {
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (children() > 0 && std::chrono::steady_clock::now() < limit) {
-    loop.restart();
-    loop.run_one_for(std::chrono::milliseconds(100));
-  }
-}
-
 }  // namespace
 
 TEST_CASE("output, stderr and exit status of a local command") {

@@ -87,15 +87,6 @@ Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentBu
   return std::move(*started);
 }
 
-void let_children_end(asio::io_context& loop) {
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (children() > 0 && std::chrono::steady_clock::now() < limit) {
-    loop.restart();
-    loop.run_one_for(std::chrono::milliseconds(100));
-  }
-  CHECK(children() == 0);
-}
-
 const std::string kAsk = "echo \"ddplaunchd-need $(uname -m) 127\"; read -r n; head -c $n >/dev/null; ";
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/run_until.h"
 
 namespace ddp::launcher {
 namespace {
@@ -80,13 +81,8 @@ struct Bench {
     writers[{rank, 2}] = std::move(err.write);
   }
   template <class Condition>
-  bool run_until(Condition condition) {
-    const auto give_up = Clock::now() + std::chrono::seconds(20);
-    while (!condition() && Clock::now() < give_up) {
-      loop.restart();
-      loop.run_one_for(std::chrono::milliseconds(50));
-    }
-    return condition();
+  bool run_until(const Condition& holds) {
+    return test::run_until(loop, holds);
   }
   /// Ends every lane: no pipe is open any more.
   void finish() {

@@ -15,6 +15,7 @@
 #include "remote/transports/command_transport.h"
 #include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
+#include "tests/support/run_until.h"
 
 namespace ddp::launcher {
 namespace {
@@ -407,12 +408,7 @@ TEST_CASE("a node is probed from its third missed Ping on, and a healthy one nev
   const std::vector<remote::Host> hosts{host};
   MasterLinks links(loop, hosts, 1, transport, transport, {.argv = {"ddplaunchd"}}, events);
   links.start_all(10s);
-  const auto run_until = [&loop](const auto& over) {
-    const auto limit = std::chrono::steady_clock::now() + 10s;
-    while (!over() && std::chrono::steady_clock::now() < limit)
-      loop.run_one_for(10ms);
-    return over();
-  };
+  const auto run_until = [&loop](const auto& over) { return test::run_until(loop, over); };
   REQUIRE(run_until([&] { return events.hellos == 1; }));
   bool silent = false;
   spawn(loop.get_executor(), answer_pings(transport.channel->node, silent));

@@ -17,11 +17,11 @@
 #include "base/unique_fd.h"
 #include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
+#include "tests/support/run_until.h"
 
 namespace ddp::rendezvous {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Socket = asio::local::stream_protocol::socket;
 constexpr std::size_t kData = 60'000;
 constexpr std::uint32_t kFrames = 100;  ///< far more than the socket's buffer holds
@@ -74,13 +74,8 @@ struct Link {
     }
   }
   template <class Condition>
-  bool run_until(Condition condition) {
-    const auto give_up = Clock::now() + std::chrono::seconds(20);
-    while (!condition() && Clock::now() < give_up) {
-      loop.restart();
-      loop.run_one_for(std::chrono::milliseconds(50));
-    }
-    return condition();
+  bool run_until(const Condition& holds) {
+    return test::run_until(loop, holds);
   }
   void finish() {
     agent->close();
