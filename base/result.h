@@ -94,9 +94,9 @@ struct RequiredValue {
        : ::ddp::report_broken_rule(__FILE__, __LINE__, #rule, {__VA_ARGS__}))
 
 /// Returns the error of a Result from the calling function, or gives its value: `const auto size =
-/// DDP_TRY(read_size(file));`. Let it be a whole statement or initializer, since a return out of the middle
-/// of an expression leaves that expression's temporaries behind. A coroutine has no `return`, so it needs the
-/// long form.
+/// DDP_TRY(read_size(file));`. Nothing before it in its statement may make a temporary: a return out of the
+/// middle of an expression leaves that expression's temporaries behind. A coroutine has no `return`, so it
+/// needs the long form.
 #define DDP_TRY(...)                                     \
   __extension__({                                        \
     auto ddp_tried = (__VA_ARGS__);                      \

@@ -86,8 +86,7 @@ class Captured {
   static Result<Captured> begin(int target) {
     Captured captured;
     captured.target_ = target;
-    auto memory = DDP_TRY(memory_file("ddplaunch-check"));
-    captured.memory_ = std::move(memory);
+    captured.memory_ = DDP_TRY(memory_file("ddplaunch-check"));
     captured.before_ = UniqueFd(::fcntl(target, F_DUPFD_CLOEXEC, 3));
     if (!captured.before_) return system_error(errno, "dup of a standard descriptor");
     if (::dup2(captured.memory_.get(), target) < 0) return system_error(errno, "dup2");

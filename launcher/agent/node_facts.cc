@@ -170,10 +170,8 @@ Result<std::string> machine_id() {
 Result<NodeFacts> gather_node_facts() {
   NodeFacts made;
   rendezvous::Hello& hello = made.hello;
-  auto machine = DDP_TRY(machine_id());
-  hello.machine_id = std::move(machine);
-  auto interfaces = DDP_TRY(list_interfaces());
-  hello.interfaces = std::move(interfaces);
+  hello.machine_id = DDP_TRY(machine_id());
+  hello.interfaces = DDP_TRY(list_interfaces());
 
   utsname system{};
   if (uname(&system) == 0) hello.hostname = system.nodename;

@@ -205,8 +205,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
       job.devices_ = std::move(names);
   }
   job.stdin_to_rank0_ = start.stdin_to_rank0;
-  auto cwd = DDP_TRY(directory(start.chdir));
-  job.cwd_ = std::move(cwd);
+  job.cwd_ = DDP_TRY(directory(start.chdir));
   job.env_ = std::move(env);
 
   const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);

@@ -216,8 +216,7 @@ Result<std::vector<UniqueFd>> memories_for(const rendezvous::JobStart& job) {
   DDP_TRY(check_file_size(texts));
   std::vector<UniqueFd> memories;
   for (const std::string& text : texts) {
-    auto memory = DDP_TRY(memory_file("ddplaunch-setup", text));
-    memories.push_back(std::move(memory));
+    memories.push_back(DDP_TRY(memory_file("ddplaunch-setup", text)));
   }
   return memories;
 }

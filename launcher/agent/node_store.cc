@@ -116,8 +116,8 @@ class NodeStore::StoreThread {
  public:
   static Result<std::unique_ptr<StoreThread>> start(rendezvous::TcpStoreOptions options) {
     auto store = std::unique_ptr<StoreThread>(new StoreThread());
-    auto server = DDP_TRY(rendezvous::TcpStoreServer::open(store->loop_.get_executor(), std::move(options)));
-    store->server_.emplace(std::move(server));
+    store->server_.emplace(
+        DDP_TRY(rendezvous::TcpStoreServer::open(store->loop_.get_executor(), std::move(options))));
     store->thread_ =
         DDP_TRY(start_thread([loop = &store->loop_] { loop->run(); }, "start a thread for the store"));
     return store;

@@ -188,8 +188,7 @@ Result<UsageSampler::Helper> UsageSampler::start_helper(const std::string& progr
   spec.env = env;
   spec.cwd = "/";
   spec.out = writer.get();
-  auto child = DDP_TRY(spawn(spec));
-  helper.child = std::move(child);
+  helper.child = DDP_TRY(spawn(spec));
   return helper;
 }
 

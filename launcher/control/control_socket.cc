@@ -65,7 +65,8 @@ Result<std::string> socket_directory() {
 }  // namespace
 
 Result<ControlSocket> ControlSocket::bind(const std::string& name) {
-  const std::string path = DDP_TRY(socket_directory()) + '/' + name + ".sock";
+  const std::string directory = DDP_TRY(socket_directory());
+  const std::string path = directory + '/' + name + ".sock";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) return system_error(ENAMETOOLONG, path);

@@ -169,8 +169,7 @@ Result<> JoinTransport::ListenerState::start() {
     shared->last_refusal = line;
     shared->note(line);
   };
-  auto made = DDP_TRY(rendezvous::SecureAcceptor::start(loop, std::move(port)));
-  acceptor = std::move(made);
+  acceptor = DDP_TRY(rendezvous::SecureAcceptor::start(loop, std::move(port)));
   silence.async_wait([weak = weak_from_this()](const error_code& cancelled) {
     if (const auto shared = weak.lock(); shared && !cancelled) shared->report_awaited_nodes();
   });

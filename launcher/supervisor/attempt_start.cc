@@ -63,8 +63,7 @@ Result<> AttemptStart::begin(std::uint32_t attempt, std::vector<NodeNetwork> nod
   attempt_ = attempt;
   nodes_ = std::move(nodes);
   local_.assign(nodes_.size(), {});
-  auto network = DDP_TRY(choose_network(nodes_, wanted));
-  network_ = std::move(network);
+  network_ = DDP_TRY(choose_network(nodes_, wanted));
   return {};
 }
 

@@ -231,8 +231,7 @@ Result<LinkToken> loopback_token() {
 
 Result<std::string> write_new_token(std::string path) {
   if (path.empty()) {
-    auto standard = DDP_TRY(default_token_path());
-    path = std::move(standard);
+    path = DDP_TRY(default_token_path());
     DDP_TRY(make_directories(path));
   }
   const auto token = DDP_TRY(random_digits());
