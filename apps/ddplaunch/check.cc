@@ -63,18 +63,12 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& tok
                                         launcher::CheckScope scope) {
   take_signals();
   DDP_TRY(make_room_for_nodes(job.spec));
-  auto agent = DDP_TRY(choose_agent(job.spec));
+  auto start = DDP_TRY(choose_agent(job.spec));
   asio::io_context loop(1);
   const auto remote = DDP_TRY(make_transport(
       loop, job.spec, token, [](const std::string& text) { say("ddplaunch: " + text + "\n"); }));
   remote::LocalTransport local(loop.get_executor());
-  remote::FanOutOptions options;
-  options.argv = {agent.path, "--stdio"};
-  options.ssh_localhost = job.spec.ssh_localhost;
-  options.expected = agent.expected;
-  options.bundle = agent.bundle;
-  options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
-  return check_hosts(loop, job.spec, scope, *remote, local, std::move(options), say);
+  return check_hosts(loop, job.spec, scope, *remote, local, std::move(start), say);
 }
 
 using launcher::DeepRun;

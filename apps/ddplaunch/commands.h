@@ -47,14 +47,8 @@ Result<std::unique_ptr<remote::Transport>> make_transport(asio::io_context& loop
                                                           const launcher::JobSpec& spec,
                                                           const GivenToken& given, UserNotifier notify);
 
-/// The agent that the nodes run.
-struct AgentChoice {
-  std::string path;                             ///< path on the nodes
-  remote::AgentHello expected;                  ///< required content of its hello
-  std::shared_ptr<remote::AgentBundle> bundle;  ///< source for nodes that lack the agent; unset: they get
-                                                ///< none
-};
-Result<AgentChoice> choose_agent(const launcher::JobSpec& spec);
+/// Returns which agent the nodes run, and which they get if they lack it.
+Result<remote::FanOutOptions> choose_agent(const launcher::JobSpec& spec);
 
 /// The control port of per-node mode, and the token that nodes prove.
 struct JoinListener {

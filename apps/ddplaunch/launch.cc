@@ -149,20 +149,23 @@ Result<OwnTransport> make_transport(asio::io_context& loop, const launcher::JobS
   return OwnTransport(std::make_unique<remote::SshTransport>(loop.get_executor(), std::move(options)));
 }
 
-Result<AgentChoice> choose_agent(const launcher::JobSpec& spec) {
-  AgentChoice choice;
-  choice.expected = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
-  choice.path = spec.agent_path;
-  if (!choice.path.empty()) return choice;
+Result<remote::FanOutOptions> choose_agent(const launcher::JobSpec& spec) {
+  const remote::AgentHello hello{static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
+  remote::FanOutOptions start;
+  start.argv = {spec.agent_path, "--stdio"};
+  start.ssh_localhost = spec.ssh_localhost;
+  start.expected = hello;
+  start.remote_is_here = spec.launcher == launcher::LauncherKind::kLocal;
+  if (!spec.agent_path.empty()) return start;
   // The agent's path here. The path on the nodes is the same unless --agent gives another one.
   auto beside = DDP_TRY(own_directory());
-  choice.path = beside + "/ddplaunchd";
+  start.argv[0] = beside + "/ddplaunchd";
   if (spec.push) {
     const bool train = spec.command.kind == launcher::WorkerCommand::Kind::kTrain;
-    choice.bundle = std::make_shared<remote::AgentBundle>(
-        remote::AgentBundle::BundleRequest{std::move(beside), choice.expected, train});
+    start.bundle = std::make_shared<remote::AgentBundle>(
+        remote::AgentBundle::BundleRequest{std::move(beside), hello, train});
   }
-  return choice;
+  return start;
 }
 
 namespace {
@@ -237,9 +240,7 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
   auto agent = choose_agent(spec);
   if (!agent) return fail(spec, agent.error());
   launcher::Master::Options options;
-  options.agent_path = agent->path;
-  options.expected = agent->expected;
-  options.bundle = agent->bundle;
+  options.start = std::move(*agent);
   options.all_run = std::move(all_run);
   if (registration != nullptr && !registration->metrics.address.empty()) {
     const launcher::MetricsPlace& place = registration->metrics;

@@ -46,16 +46,6 @@ constexpr std::size_t kMostWarnings = 20;
 /// Time for a disk that accepts nothing.
 constexpr seconds kDeadDisk{10};
 
-remote::FanOutOptions start_options(const JobSpec& spec, Master::Options& options) {
-  remote::FanOutOptions start;
-  start.argv = {std::move(options.agent_path), "--stdio"};
-  start.ssh_localhost = spec.ssh_localhost;
-  start.expected = std::move(options.expected);
-  start.bundle = std::move(options.bundle);
-  start.remote_is_here = spec.launcher == LauncherKind::kLocal;
-  return start;
-}
-
 std::vector<std::string> hook_env(const JobSpec& spec) {
   std::vector<std::string> env = own_environment();
   std::erase_if(env, [](const std::string& entry) {  // of a job that has started this one
@@ -98,8 +88,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
           *files_, console_, spec.output, [this](std::uint32_t rank) { return source_of(rank); },
           [this] { return static_cast<std::uint32_t>(supervisor_.nodes().world().world_size); }),
       supervisor_(spec),
-      nodes_(loop, spec.hosts, supervisor_.nodes().size(), remote, local, start_options(spec, options),
-             *this),
+      nodes_(loop, spec.hosts, supervisor_.nodes().size(), remote, local, std::move(options.start), *this),
       deadline_(loop),
       terminal_timer_(loop),
       signals_(loop),

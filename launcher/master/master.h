@@ -40,9 +40,7 @@ namespace ddp::launcher {
 class Master final : private NodeEvents {
  public:
   struct Options {
-    std::string agent_path;                       ///< path of ddplaunchd on the nodes
-    remote::AgentHello expected;                  ///< what the agents' hello must say
-    std::shared_ptr<remote::AgentBundle> bundle;  ///< copied to nodes without an agent
+    remote::FanOutOptions start;                  ///< of the agents
     std::optional<ControlSocket> control;         ///< where other processes ask about the job
     std::string run;                              ///< tells runs of one job id apart
     std::optional<MetricsServer> metrics;         ///< where everybody may read the metrics

@@ -373,8 +373,8 @@ Job run(std::size_t nodes, SwarmEnd end) {
     });
     {
       Master::Options options;
-      options.agent_path = "/nowhere/ddplaunchd";
-      options.expected = {static_cast<int>(kProtocolVersion), std::string(version())};
+      options.start.argv = {"/nowhere/ddplaunchd", "--stdio"};
+      options.start.expected = remote::AgentHello{static_cast<int>(kProtocolVersion), std::string(version())};
       Master master(loop, spec, std::move(options), swarm, swarm, std::move(*JobDir::create(spec)));
       job.code = master.run();
     }
