@@ -141,6 +141,14 @@ bool was_closed(int fd) {
   return fd >= 0 && fd <= STDERR_FILENO && filled[static_cast<std::size_t>(fd)];
 }
 
+void leave_terminal(int errors) {
+  ::setsid();
+  ::signal(SIGHUP, SIG_IGN);
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    ::dup2(stream == STDERR_FILENO && errors >= 0 ? errors : null.get(), stream);
+}
+
 Result<> print_result(const std::string& text) {
   if (was_closed(STDOUT_FILENO))
     return Error{ErrorCode::kSystem, "cannot write the result: standard output is closed"};

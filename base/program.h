@@ -57,6 +57,10 @@ Result<std::thread> start_thread(Body body, const char* what = "start a thread")
   }
 }
 
+/// Makes this process independent of the terminal and of the shell. Its standard streams are /dev/null, but
+/// stderr is `errors` if that is a descriptor.
+void leave_terminal(int errors = -1);
+
 /// Writes all of `text` to standard output, which must get nothing else. A partial result must not pass for a
 /// complete one, so an incomplete write is an error. Blocks. Error: kSystem, the output is full or was closed
 /// from the start (fill_standard_descriptors).

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -40,16 +39,9 @@ constexpr std::string_view kEndsJob = "logind ends this job at the logout (KillU
 
 /// Asks a service on D-Bus through busctl, a program of systemd.
 ToolOutput ask_busctl(std::vector<std::string> words) {
-  const char* const path = std::getenv("PATH");
-  const auto program =
-      find_program("busctl", path == nullptr ? std::nullopt : std::optional<std::string_view>(path), "/");
-  if (!program) return {};
-  ChildSpec spec;
-  spec.path = *program;
-  spec.argv = std::move(words);
-  spec.argv.insert(spec.argv.begin(), "busctl");
-  spec.env = own_environment();
-  return wait_for_tool(std::move(spec), Clock::now() + kAnswerTime, kMostText);
+  words.insert(words.begin(), "busctl");
+  auto child = own_child(std::move(words));
+  return child ? wait_for_tool(std::move(*child), Clock::now() + kAnswerTime, kMostText) : ToolOutput{};
 }
 
 bool logind_kills() {
@@ -101,16 +93,6 @@ volatile sig_atomic_t job_process = 0;
 /// Ctrl-C during the start stops the start.
 void pass_on(int signal) {
   ::kill(static_cast<pid_t>(job_process), signal);
-}
-
-/// Makes this process independent of the terminal and of the shell. Its messages go to `errors`.
-void leave_terminal(int errors) {
-  ::setsid();
-  ::signal(SIGHUP, SIG_IGN);
-  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  ::dup2(null.get(), STDIN_FILENO);
-  ::dup2(null.get(), STDOUT_FILENO);
-  ::dup2(errors, STDERR_FILENO);
 }
 
 /// Adds the descriptor that an option names as a file, such as /dev/fd/63 of `--report >(jq .)`.

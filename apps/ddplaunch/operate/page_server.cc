@@ -569,13 +569,7 @@ namespace {
 
 /// Leaves the terminal and the shell, and all descriptors of the caller but `kept`.
 void leave_caller(int kept) {
-  ::setsid();
-  ::signal(SIGHUP, SIG_IGN);
-  {
-    const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-      ::dup2(null.get(), stream);
-  }
+  leave_terminal();
   if (kept > STDERR_FILENO + 1) close_descriptors(STDERR_FILENO + 1, static_cast<unsigned>(kept) - 1);
   close_descriptors(static_cast<unsigned>(kept) + 1, ~0U);
 }
