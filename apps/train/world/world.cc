@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "apps/train/collectives/cpu/node_communicator.h"
-#include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/cpu/shm_group.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <span>
 
-#include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 
 namespace ddp::train {

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "apps/train/collectives/cpu/peer_connect.h"
+#include "apps/train/collectives/cpu/tcp_communicator.h"
 #include "base/text.h"
 
 namespace ddp::train {
@@ -96,6 +96,14 @@ constexpr std::uint64_t kStagesPerSample = 8;
 constexpr std::size_t kDirectBytes = 64 * 1024;
 constexpr std::size_t kDirectBytesOfTwo = 256 * 1024;
 
+/// Bytes of one part in one round. The data that a rank copies, sums and reads back then stays in its own
+/// cache.
+constexpr std::size_t kPieceBytes = 64 * 1024;
+/// A block stays in the nearest cache between its sum and its copies.
+constexpr std::size_t kBlockBytes = 8 * 1024;
+/// Smaller sums go over areas, with one wait, and larger ones over shared memory, without copies into areas.
+constexpr std::size_t kLeastInPlace = 256 * 1024;
+
 constexpr int kAllRanks = -1;
 
 void pause_briefly() {
@@ -144,10 +152,6 @@ int ShmGroup::lost_rank() const {
   return static_cast<int>(segment_.lost().load()) - 1;
 }
 
-std::string ShmGroup::me() const {
-  return config_.me();
-}
-
 void ShmGroup::wake(int rank) {
   const std::uint64_t one = 1;
   // The write fails only if the doorbell's counter is at its maximum.
@@ -169,24 +173,24 @@ Error ShmGroup::fail(Error error) {
 Error ShmGroup::lost(int rank, std::string_view reason, ErrorCode code) {
   const int whom = config_.names[static_cast<std::size_t>(rank)];
   abandon(whom);
-  return fail({code, me() + " lost rank " + std::to_string(whom) + " (on this node): " + std::string(reason) +
-                         " during " + std::string(kind_text(kind_))});
+  return fail({code, config_.me() + " lost rank " + std::to_string(whom) + " (on this node): " +
+                         std::string(reason) + " during " + std::string(kind_text(kind_))});
 }
 
 Error ShmGroup::revoked() {
-  return fail({ErrorCode::kCancelled, me() + " was revoked during " + std::string(kind_text(kind_))});
+  return fail({ErrorCode::kCancelled, config_.me() + " was revoked during " + std::string(kind_text(kind_))});
 }
 
 Error ShmGroup::ended_by_mark() {
   const int whom = lost_rank();
   if (whom == config_.names[static_cast<std::size_t>(rank())]) {
-    return fail({ErrorCode::kLinkLost, me() +
+    return fail({ErrorCode::kLinkLost, config_.me() +
                                            " was reported lost by the other ranks as silent or in another "
                                            "collective (was this process stopped?) during " +
                                            std::string(kind_text(kind_))});
   }
   const bool here = std::find(config_.names.begin(), config_.names.end(), whom) != config_.names.end();
-  return fail({ErrorCode::kLinkLost, me() + " lost rank " + std::to_string(whom) +
+  return fail({ErrorCode::kLinkLost, config_.me() + " lost rank " + std::to_string(whom) +
                                          (here ? " (on this node): its process ended or hangs"
                                                : " (reported on this node): connection lost") +
                                          " during " + std::string(kind_text(kind_))});
@@ -289,10 +293,7 @@ Result<> ShmGroup::wait_for(int rank) {
 Result<> ShmGroup::sync(std::uint64_t size) {
   if (failed_) return *failed_;
   // Ranks that never have to wait must see a revocation too.
-  if (stage_ % kStagesPerSample == 0 && config_.interrupt >= 0) {
-    pollfd slot{config_.interrupt, POLLIN, 0};
-    if (::poll(&slot, 1, 0) > 0) return revoked();
-  }
+  if (stage_ % kStagesPerSample == 0 && is_revoked(config_.interrupt)) return revoked();
   ++stage_;
   const std::uint64_t tag = size * 256 + static_cast<std::uint64_t>(kind_);
   ShmSegment::RankLine& own = segment_.line(rank());
@@ -385,17 +386,6 @@ Result<> ShmGroup::barrier() {
   return sync(0);
 }
 
-namespace {
-
-// Sums of a ShmGroup that are too large for one area.
-
-/// Bytes of one part in one round. The data that a rank copies, sums and reads back then stays in its own
-/// cache.
-constexpr std::size_t kPieceBytes = 64 * 1024;
-constexpr std::size_t kBlockBytes = 8 * 1024;
-
-}  // namespace
-
 /// The same piece of each part. `begin` and `size`: bytes in the values, by part.
 struct ShmGroup::Round {
   struct RoundPiece {
@@ -450,7 +440,6 @@ void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
     return other == rank() ? own : segment_.slot(other, round.turn).data() + round.place(other, rank());
   };
   std::byte* result = segment_.result(rank(), stage_).data();
-  // Block by block, so that the copies read fresh sums from the nearest cache.
   for (std::size_t at = 0; at < piece.size; at += kBlockBytes) {
     const std::size_t size = std::min(kBlockBytes, piece.size - at);
     sum.sum(result + at, values_of(0) + at, values_of(1) + at, size);
@@ -504,17 +493,6 @@ Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int
   }
 }
 
-namespace {
-
-// Sums of a ShmGroup over memory that all ranks of the node map: no copies into areas, two waits.
-
-/// Smaller sums go over areas, with one wait instead of two.
-constexpr std::size_t kLeastInPlace = 256 * 1024;
-/// A block stays in the nearest cache between its sum and its copies.
-constexpr std::size_t kInPlaceBlock = 8 * 1024;
-
-}  // namespace
-
 /// All ranks come to the same result, since each step ends in numbers that all have.
 Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
   if (failed_) return *failed_;
@@ -566,9 +544,9 @@ Result<> ShmGroup::sum_in_place(std::span<std::byte> values, std::size_t at, con
     const PartBounds part = part_bounds(values.size() / sum.element, parts, rank());
     const std::size_t begin = at + part.begin * sum.element, end = begin + part.size * sum.element;
     const auto of = [this](std::size_t other) { return buffers_[other].get(); };
-    alignas(64) std::byte block[kInPlaceBlock];
-    for (std::size_t place = begin; place < end; place += kInPlaceBlock) {
-      const std::size_t bytes = std::min(kInPlaceBlock, end - place);
+    alignas(64) std::byte block[kBlockBytes];
+    for (std::size_t place = begin; place < end; place += kBlockBytes) {
+      const std::size_t bytes = std::min(kBlockBytes, end - place);
       // The sum runs in the order of the ranks, as over areas.
       sum.sum(block, of(0) + place, of(1) + place, bytes);
       for (std::size_t other = 2; other < buffers_.size(); ++other)

@@ -155,7 +155,6 @@ class ShmGroup {
   Result<> detect_ended_ranks();
   void wake(int rank);
   bool has_published(int rank) const;
-  std::string me() const;
   Error revoked();
   Error lost(int rank, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error fail(Error error);

@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/cpu/shm_group.h"
+#include "apps/train/collectives/cpu/tcp_communicator.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/world/store_host.h"
 #include "tests/support/catch.h"

@@ -17,7 +17,6 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/cpu/tcp_communicator.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/world/store_host.h"
@@ -330,7 +329,12 @@ struct Bench {
       far[rank] = UniqueFd(pair[1]);
       peers[rank] = TcpPeer{UniqueFd(pair[0]), "127.0.0." + std::to_string(rank) + ":41000", rank};
     }
-    ranks = std::make_unique<TcpCommunicator>(2, 4, 2, std::move(peers), timeout, interrupt);
+    GroupConfig config;
+    config.rank = 2;
+    config.world_size = 4;
+    config.step_timeout = timeout;
+    config.interrupt = interrupt;
+    ranks = std::make_unique<TcpCommunicator>(config, std::move(peers));
   }
   std::array<UniqueFd, 4> far;
   std::unique_ptr<Communicator> ranks;

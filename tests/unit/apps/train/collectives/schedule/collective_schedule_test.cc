@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collectives/cpu/peer_connect.h"
+#include "apps/train/collectives/cpu/tcp_communicator.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
