@@ -7,7 +7,6 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/gpu/device_model.h"
-#include "apps/train/model/conv_net.h"
 #include "apps/train/model/model.h"
 #include "apps/train/training/trainer.h"
 #include "tests/support/catch.h"
@@ -24,13 +23,7 @@ struct Training {
   explicit Training(bool mlp) {
     options.batch_size = kBatch;
     options.epochs = 2;
-    std::unique_ptr<Model<double>> host;
-    if (mlp) {
-      host = std::make_unique<Mlp<double>>(kWidth, kDepth, 1, one);
-    } else {
-      host = std::make_unique<ConvNet<double>>(1, one);
-    }
-    auto made = make_device_model<double>(std::move(host), {kWidth, kDepth, kBatch, false, false});
+    auto made = make_device_model<double>(mlp ? mlp_layout(kWidth, kDepth) : conv_net_layout(), {kBatch});
     REQUIRE(made.has_value());
     model = std::move(*made);
     model->initialise(3);
@@ -51,7 +44,6 @@ struct Training {
   TrainOptions options;
   DataSplit data = synthetic_data(40);
   SingleCommunicator alone;
-  ThreadPool one{1};
   std::unique_ptr<Model<double>> model;
   std::unique_ptr<Trainer<double>> trainer;
 };

@@ -12,7 +12,7 @@
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/gpu/device_net.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "apps/train/model/conv_net.h"
+#include "apps/train/model/model.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_cuda.h"
 

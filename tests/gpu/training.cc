@@ -12,7 +12,6 @@
 #include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/device_launch.h"
 #include "apps/train/kernels/gpu/gemm_body.h"
-#include "apps/train/model/conv_net.h"
 #include "apps/train/model/model.h"
 #include "tests/gpu/check_data.h"
 #include "tests/gpu/checks.h"

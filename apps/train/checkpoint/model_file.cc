@@ -393,8 +393,7 @@ template <class T>
 Result<> export_model(const std::string& path, Model<T>& model) {
   const ModelState<T> state(model, model.parameters(), model.running_statistics(), model.batches());
   const std::string unfinished = path + kUnfinishedSuffix;
-  DDP_TRY(write_safetensors(unfinished, state.tensors(),
-                            {{"format", "pt"}, {"model", std::string(model.name())}}));
+  DDP_TRY(write_safetensors(unfinished, state.tensors(), {{"format", "pt"}, {"model", model.name()}}));
   if (std::rename(unfinished.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(unfinished.c_str());
@@ -413,7 +412,7 @@ Result<> check_export_path(const std::string& path) {
 
 template <class T>
 Result<> check_model(const Safetensors& file, const Model<T>& model) {
-  const std::string name_of_model(model.name());
+  const std::string& name_of_model = model.name();
   const auto wrong = [&file](const std::string& name, const std::string& what) {
     return Error{ErrorCode::kUsage, file.path() + ": tensor " + name + what};
   };

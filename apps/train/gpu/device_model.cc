@@ -33,23 +33,15 @@ int local_rank() {
 template <class T>
 class DeviceModel final : public Model<T> {
  public:
-  static Result<std::unique_ptr<Model<T>>> make(std::unique_ptr<Model<T>> host,
-                                                std::unique_ptr<DeviceNet<T>> net, std::string products_by) {
-    auto model = std::make_unique<DeviceModel>(std::move(host), std::move(net));
-    model->products_by_ = std::move(products_by);
+  static Result<std::unique_ptr<Model<T>>> make(ModelLayout layout, std::unique_ptr<DeviceNet<T>> net,
+                                                std::string products_by) {
+    auto model = std::make_unique<DeviceModel>(std::move(layout), std::move(net), std::move(products_by));
     model->steps_ = DDP_TRY(NetSteps<T>::make(*model->net_, *model));
     return std::unique_ptr<Model<T>>(std::move(model));
   }
-  DeviceModel(std::unique_ptr<Model<T>> host, std::unique_ptr<DeviceNet<T>> net)
-      : Model<T>(host->parameter_count(), host->running_statistics().size()),
-        host_(std::move(host)),
-        net_(std::move(net)) {}
+  DeviceModel(ModelLayout layout, std::unique_ptr<DeviceNet<T>> net, std::string products_by)
+      : Model<T>(std::move(layout)), net_(std::move(net)), products_by_(std::move(products_by)) {}
 
-  std::string_view name() const override { return host_->name(); }
-  int image_border() const override { return host_->image_border(); }
-  const std::vector<TensorInfo>& parameter_tensors() const override { return host_->parameter_tensors(); }
-  const std::vector<TensorInfo>& running_tensors() const override { return host_->running_tensors(); }
-  std::vector<std::string> counter_names() const override { return host_->counter_names(); }
   DeviceSteps<T>* device_steps() override { return steps_.get(); }
   std::string products_by() const override { return products_by_; }
 
@@ -91,7 +83,6 @@ class DeviceModel final : public Model<T> {
     must_work(net_->put(net_->memory().running, running_.span()));
   }
 
-  std::unique_ptr<Model<T>> host_;
   std::unique_ptr<DeviceNet<T>> net_;
   std::unique_ptr<NetSteps<T>> steps_;
   std::string products_by_;
@@ -99,8 +90,8 @@ class DeviceModel final : public Model<T> {
 
 /// Returns an Mlp's products on the current GPU, or null. `by`: as Model::products_by().
 template <class T>
-std::shared_ptr<MatrixProducts> products_for(const Model<T>& host, std::string& by) {
-  if (host.name() != "mlp" || !std::is_same_v<T, float>) return nullptr;
+std::shared_ptr<MatrixProducts> products_for(const ModelLayout& layout, std::string& by) {
+  if (layout.name != "mlp" || !std::is_same_v<T, float>) return nullptr;
   auto products = open_matrix_products();
   by = products ? (*products)->name() : "own kernels (" + products.error().text + ")";
   return products ? std::move(*products) : nullptr;
@@ -108,11 +99,13 @@ std::shared_ptr<MatrixProducts> products_for(const Model<T>& host, std::string& 
 
 /// Returns the kernels' program for weights of type T, stored as S.
 template <class T, class S>
-typename DeviceNet<T>::Program program_of(const Model<T>& host, const DeviceModelShape& shape,
+typename DeviceNet<T>::Program program_of(const ModelLayout& layout, const DeviceModelSettings& settings,
                                           std::shared_ptr<MatrixProducts> products) {
-  if (host.name() != "mlp") return conv_net_on_device<T, S>(shape.max_batch);
-  return mlp_on_device<T, S>(shape.mlp_width, shape.mlp_depth, static_cast<int>(host.parameter_count()),
-                             shape.max_batch, std::move(products), shape.tf32);
+  if (layout.name != "mlp") return conv_net_on_device<T, S>(settings.max_batch);
+  const auto width = static_cast<int>(layout.parameters.front().shape[0]);
+  const auto depth = static_cast<int>(layout.parameters.size() / 2) - 1;
+  return mlp_on_device<T, S>(width, depth, static_cast<int>(size_of(layout.parameters)), settings.max_batch,
+                             std::move(products), settings.tf32);
 }
 
 }  // namespace
@@ -148,24 +141,21 @@ std::string gpu_model(int local_rank) {
 }
 
 template <class T>
-Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
-                                                    const DeviceModelShape& shape) {
+Result<std::unique_ptr<Model<T>>> make_device_model(ModelLayout layout, const DeviceModelSettings& settings) {
   const auto gpus = DDP_TRY(count_gpus());
   DDP_TRY(DDP_CUDA_CHECK(cudaSetDevice, local_rank() % gpus));
   std::string products_by;
-  const auto products = products_for(*host, products_by);
-  auto program = program_of<T, T>(*host, shape, products);
+  const auto products = products_for<T>(layout, products_by);
+  auto program = program_of<T, T>(layout, settings, products);
   if constexpr (std::is_same_v<T, float>) {
-    if (shape.bf16) program = program_of<float, kernels::device::Bf16>(*host, shape, products);
+    if (settings.bf16) program = program_of<float, kernels::device::Bf16>(layout, settings, products);
   }
   auto net = DDP_TRY(within("--device gpu", DeviceNet<T>::make(std::move(program))));
-  return DeviceModel<T>::make(std::move(host), std::move(net), std::move(products_by));
+  return DeviceModel<T>::make(std::move(layout), std::move(net), std::move(products_by));
 }
 
-template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>,
-                                                                 const DeviceModelShape&);
-template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>,
-                                                                  const DeviceModelShape&);
+template Result<std::unique_ptr<Model<float>>> make_device_model(ModelLayout, const DeviceModelSettings&);
+template Result<std::unique_ptr<Model<double>>> make_device_model(ModelLayout, const DeviceModelSettings&);
 
 namespace {
 
@@ -264,14 +254,12 @@ std::string gpu_model(int) {
 }
 
 template <class T>
-Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>>, const DeviceModelShape&) {
+Result<std::unique_ptr<Model<T>>> make_device_model(ModelLayout, const DeviceModelSettings&) {
   return can_use_gpu().error();
 }
 
-template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>,
-                                                                 const DeviceModelShape&);
-template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>,
-                                                                  const DeviceModelShape&);
+template Result<std::unique_ptr<Model<float>>> make_device_model(ModelLayout, const DeviceModelSettings&);
+template Result<std::unique_ptr<Model<double>>> make_device_model(ModelLayout, const DeviceModelSettings&);
 
 Result<std::unique_ptr<DeviceBuffer>> DeviceBuffer::make(Communicator&, std::size_t) {
   return can_use_gpu().error();

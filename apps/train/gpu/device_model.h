@@ -229,21 +229,18 @@ std::string gpu_model(int local_rank);
 /// The GPU kernels count parameters in int.
 inline constexpr std::size_t kMostGpuParameters = 2'000'000'000;
 
-struct DeviceModelShape {
-  int mlp_width = 0, mlp_depth = 0;  ///< only for an Mlp
+struct DeviceModelSettings {
   int max_batch = 1;
   bool bf16 = false;  ///< stores activations and the weights that kernels read as bf16; T is float
   bool tf32 = false;  ///< an Mlp's products may use TF32
 };
 
-/// Returns the model of `host` (a ConvNet or an Mlp), computed on GPU `local_rank` modulo the number of GPUs.
-/// Parameters, gradients and running statistics stay on the host, as in every Model. Each step copies them to
-/// the GPU and back, so any sum and any update can be made. The model's device_steps() make whole steps on
-/// the GPU. While they have the state (from take() to give()), evaluate() uses theirs. A GPU call that fails
-/// later throws std::runtime_error. `host` gives names and sizes: it has at most kMostGpuParameters, and
-/// batch size 1 keeps it small.
+/// Returns the model of conv_net_layout() or mlp_layout(), computed on GPU `local_rank` modulo the number of
+/// GPUs. It has at most kMostGpuParameters. Parameters, gradients and running statistics stay on the host, as
+/// in every Model. Each step copies them to the GPU and back, so any sum and any update can be made. The
+/// model's device_steps() make whole steps on the GPU. While they have the state (from take() to give()),
+/// evaluate() uses theirs. A GPU call that fails later throws std::runtime_error.
 template <class T>
-Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
-                                                    const DeviceModelShape& shape);
+Result<std::unique_ptr<Model<T>>> make_device_model(ModelLayout layout, const DeviceModelSettings& settings);
 
 }  // namespace ddp::train

@@ -431,7 +431,7 @@ class DeviceNet {
   std::shared_ptr<GraphStreams> streams_;
 };
 
-/// The models of conv_net.h and model.h, in the same layout. Activations and the weights that kernels read
+/// The models of model.h, in the same layout. Activations and the weights that kernels read
 /// are stored as S: T, or Bf16 for float.
 template <class T, class S = T>
 typename DeviceNet<T>::Program conv_net_on_device(int max_batch);

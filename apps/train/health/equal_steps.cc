@@ -36,15 +36,14 @@ std::string without_place(const std::string& products_by) {
 Result<std::unique_ptr<EqualSteps>> EqualSteps::open(DeviceKind device, int local_rank, int width,
                                                      int threads) {
   std::unique_ptr<EqualSteps> steps(new EqualSteps(threads));
-  const bool on_gpu = device == DeviceKind::kGpu;
-  const auto& kernels = kernels::best_kernels<float>();
-  steps->model_ = std::make_unique<Mlp<float>>(width, kDepth, on_gpu ? 1 : kBatch, steps->threads_, kernels);
-  std::string kind = std::string("CPU ") + kernels.name;
-  if (on_gpu) {
+  std::string kind;
+  if (device == DeviceKind::kGpu) {
     // bfloat16 keeps the tensor cores at work.
-    steps->model_ =
-        DDP_TRY(make_device_model<float>(std::move(steps->model_), {width, kDepth, kBatch, true, false}));
+    steps->model_ = DDP_TRY(make_device_model<float>(mlp_layout(width, kDepth), {kBatch, true}));
     kind = gpu_model(local_rank) + ' ' + without_place(steps->model_->products_by());
+  } else {
+    steps->model_ = std::make_unique<Mlp<float>>(width, kDepth, kBatch, steps->threads_);
+    kind = std::string("CPU ") + kernels::best_kernels<float>().name;
   }
   steps->kind_ = fnv_hash(std::as_bytes(std::span(kind))) | 1;
   steps->model_->initialise(1);

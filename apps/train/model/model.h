@@ -4,13 +4,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "apps/train/data/image_size.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
 
@@ -37,9 +40,21 @@ struct TensorInfo {
   int channels = 0;  ///< for Layout::kPlanes
 };
 
+/// The names and places of a model's numbers. Tensors are in the order of the flat vectors, without gaps.
+struct ModelLayout {
+  std::string name;
+  int image_border = 0;  ///< zero pixels that the model needs on each side of an image
+  std::vector<TensorInfo> parameters, running{};
+  std::vector<std::string> counters{};  ///< the state_dict's counters of batches
+};
+
 /// Gathers the numbers of every rank in rank order, for statistics of a batch that is spread over ranks. The
 /// result is empty after an error, which the provider of this function keeps.
 using GatherNumbers = std::function<std::vector<double>(std::span<const double> mine)>;
+
+inline std::size_t size_of(const std::vector<TensorInfo>& tensors) {
+  return tensors.empty() ? 0 : tensors.back().offset + tensors.back().size;
+}
 
 /// A model for images of ten classes. All parameters lie in one flat vector in the order of the forward pass,
 /// and all gradients in another. Backward therefore completes the gradients from the end to the beginning.
@@ -54,14 +69,12 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  virtual std::string_view name() const = 0;
-  /// Returns how many zero pixels the model needs on each side of an image.
-  virtual int image_border() const = 0;
-  /// The tensors are in the order of the flat vector, without gaps.
-  virtual const std::vector<TensorInfo>& parameter_tensors() const = 0;
-  virtual const std::vector<TensorInfo>& running_tensors() const = 0;
-  /// Names of the state_dict's counters of batches.
-  virtual std::vector<std::string> counter_names() const = 0;
+  const ModelLayout& layout() const { return layout_; }
+  const std::string& name() const { return layout_.name; }
+  int image_border() const { return layout_.image_border; }
+  const std::vector<TensorInfo>& parameter_tensors() const { return layout_.parameters; }
+  const std::vector<TensorInfo>& running_tensors() const { return layout_.running; }
+  const std::vector<std::string>& counter_names() const { return layout_.counters; }
 
   /// Takes one image per label, at most max_batch. Keeps what backward needs, including the gradient of the
   /// mean loss at the logits.
@@ -108,14 +121,20 @@ class Model {
   static constexpr std::size_t kMaxParts = 65'536;
 
  protected:
-  Model(std::size_t parameters, std::size_t running)
-      : count_(parameters),
-        parameters_(parameters + kMaxParts),
-        gradients_(parameters + kMaxParts),
-        running_(running) {}
+  explicit Model(ModelLayout layout)
+      : layout_(std::move(layout)),
+        count_(size_of(layout_.parameters)),
+        parameters_(count_ + kMaxParts),
+        gradients_(count_ + kMaxParts),
+        running_(size_of(layout_.running)) {}
 
   std::size_t padded(std::size_t parts) const { return (count_ + parts - 1) / parts * parts; }
+  /// Scores the labels' logits. With `gradient`, whose content becomes that of the mean loss at the logits,
+  /// it also sets the loss behind the gradients.
+  kernels::BatchScore score(const AlignedBuffer<T>& logits, std::span<const std::uint8_t> labels,
+                            AlignedBuffer<T>* gradient);
 
+  ModelLayout layout_;
   std::size_t count_;
   AlignedBuffer<T> parameters_, gradients_, running_;
   std::int64_t batches_ = 0;
@@ -215,6 +234,48 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
+ModelLayout conv_net_layout();
+ModelLayout mlp_layout(int width, int depth);
+
+template <class T>
+class ConvBlock;
+
+/// The ConvNet of the usual DDP tutorials, with 29,034 parameters. It has two blocks of conv 5 x 5, batch
+/// normalization, ReLU and 2 x 2 maximum, with 16 and 32 channels. A linear layer to 10 classes follows. Its
+/// tensors have the names of the tutorials' state_dict; the memory layout is that of our kernels.
+template <class T>
+class ConvNet final : public Model<T> {
+ public:
+  static constexpr int kParameters = 29'034;
+  static constexpr int kRunning = 96;  ///< running means and variances of both blocks
+
+  /// `threads` and `kernels` must outlive the model.
+  ConvNet(int max_batch, ThreadPool& threads,
+          const kernels::KernelTable<T>& kernels = kernels::best_kernels<T>());
+  ~ConvNet() override;
+
+  /// `images` are padded to kPaddedPixels each, with zero borders.
+  kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override;
+  using OnReady = typename Model<T>::OnReady;
+  void backward(const T* images, int batch, const OnReady& on_ready) override;
+  kernels::BatchScore evaluate(const T* images, std::span<const std::uint8_t> labels) override;
+  void share_statistics(GatherNumbers gather) override;
+
+ private:
+  using Model<T>::parameters_;
+  using Model<T>::gradients_;
+  using Model<T>::running_;
+  void classify(int batch);
+
+  const kernels::KernelTable<T>& kernels_;
+  GatherNumbers gather_;
+  std::unique_ptr<ConvBlock<T>> block1_, block2_;
+  AlignedBuffer<T> hidden_;           ///< block 1's output, padded for block 2
+  AlignedBuffer<T> hidden_gradient_;  ///< dense
+  AlignedBuffer<T> features_, features_gradient_;
+  AlignedBuffer<T> logits_, logits_gradient_;
+};
+
 /// A multi-layer perceptron: 784 pixels, `depth` hidden layers of `width` with ReLU, 10 classes. Its tensors
 /// have the names of PyTorch's Sequential(Linear, ReLU, …, Linear): "0.weight", "0.bias", "2.weight", … Its
 /// purpose is to load the network: 2048 wide and 7 deep, it has 107 MB of gradients.
@@ -224,14 +285,6 @@ class Mlp final : public Model<T> {
   /// `threads` and `kernels` must outlive the model.
   Mlp(int width, int depth, int max_batch, ThreadPool& threads,
       const kernels::KernelTable<T>& kernels = kernels::best_kernels<T>());
-
-  static std::size_t parameters_of(int width, int depth);
-
-  std::string_view name() const override { return "mlp"; }
-  int image_border() const override { return 0; }
-  const std::vector<TensorInfo>& parameter_tensors() const override { return tensors_; }
-  const std::vector<TensorInfo>& running_tensors() const override { return no_tensors_; }
-  std::vector<std::string> counter_names() const override { return {}; }
 
   kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override;
   using OnReady = typename Model<T>::OnReady;
@@ -255,7 +308,6 @@ class Mlp final : public Model<T> {
 
   const kernels::KernelTable<T>& kernels_;
   ThreadPool& threads_;
-  std::vector<TensorInfo> tensors_, no_tensors_;
   std::vector<Layer> layers_;
   AlignedBuffer<T> gradient_, next_gradient_;  ///< gradients of a layer's outputs, and of its inputs
   AlignedBuffer<T> scratch_;                   ///< kGemmScratch per thread

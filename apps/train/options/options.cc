@@ -425,7 +425,7 @@ std::string device_obstacle(const TrainOptions& options) {
   if (options.sync_bn)
     return "--sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch";
   if (options.model == ModelKind::kMlp &&
-      Mlp<float>::parameters_of(options.mlp_width, options.mlp_depth) > kMostGpuParameters) {
+      size_of(mlp_layout(options.mlp_width, options.mlp_depth).parameters) > kMostGpuParameters) {
     return "--device gpu supports at most 2000000000 parameters; make --mlp-width or --mlp-depth "
            "smaller";
   }

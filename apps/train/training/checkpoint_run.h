@@ -576,7 +576,7 @@ class CheckpointRun {
 
   CheckpointState current_state() const {
     CheckpointState state;
-    state.model = std::string(trainer_.model().name());
+    state.model = trainer_.model().name();
     if (options_.model == ModelKind::kMlp) {
       state.mlp_width = options_.mlp_width;
       state.mlp_depth = options_.mlp_depth;

@@ -15,7 +15,6 @@
 #include "apps/train/checkpoint/model_file.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/gpu/device_model.h"
-#include "apps/train/model/conv_net.h"
 #include "apps/train/model/model.h"
 #include "apps/train/training/checkpoint_run.h"
 #include "apps/train/training/run_output.h"
@@ -278,21 +277,18 @@ Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
 
 template <class T>
 std::unique_ptr<Model<T>> make_model(const TrainOptions& options, ThreadPool& threads) {
-  const auto& table = *kernels::find_kernels<T>(options.kernels);  // contradiction() has found it
-  const bool on_gpu = options.device == DeviceKind::kGpu;
-  const int batch = on_gpu ? 1 : options.batch_size;
-  std::unique_ptr<Model<T>> model;
-  if (options.model == ModelKind::kMlp) {
-    model = std::make_unique<Mlp<T>>(options.mlp_width, options.mlp_depth, batch, threads, table);
-  } else {
-    model = std::make_unique<ConvNet<T>>(batch, threads, table);
+  const bool is_mlp = options.model == ModelKind::kMlp;
+  const int width = options.mlp_width, depth = options.mlp_depth, batch = options.batch_size;
+  if (options.device == DeviceKind::kGpu) {
+    auto there = make_device_model<T>(
+        is_mlp ? mlp_layout(width, depth) : conv_net_layout(),
+        {batch, options.dtype == Dtype::kBfloat16, options.matmul_precision == MatmulPrecision::kHigh});
+    if (!there) throw std::runtime_error(there.error().text);  // contradiction() has found a GPU
+    return std::move(*there);
   }
-  if (!on_gpu) return model;
-  auto there = make_device_model<T>(std::move(model), {options.mlp_width, options.mlp_depth,
-                                                       options.batch_size, options.dtype == Dtype::kBfloat16,
-                                                       options.matmul_precision == MatmulPrecision::kHigh});
-  if (!there) throw std::runtime_error(there.error().text);  // contradiction() has found a GPU
-  return std::move(*there);
+  const auto& table = *kernels::find_kernels<T>(options.kernels);  // contradiction() has found it
+  if (is_mlp) return std::make_unique<Mlp<T>>(width, depth, batch, threads, table);
+  return std::make_unique<ConvNet<T>>(batch, threads, table);
 }
 
 template <class T>

@@ -13,7 +13,7 @@
 
 namespace ddp::train::kernels::device {
 
-// The memory of the ConvNet of conv_net.h. The flat vectors have the same layout there; a test compares them.
+// The memory of the ConvNet of model.h. The flat vectors have the same layout there; a test compares them.
 // Kernels compute in T. Activations and the weights that kernels read are stored as S, gradients and sums as
 // T.
 inline constexpr int kConvNetParameters = 29'034;
@@ -157,7 +157,7 @@ struct ConvNetMemory {
   }
 };
 
-// The ConvNet of conv_net.h as a list of launches, written once for the GPU and for tests on the host.
+// The ConvNet of model.h as a list of launches, written once for the GPU and for tests on the host.
 
 /// Reads images and labels from the training's memory. Writes mean loss, score and the data for backward
 /// there. An evaluation uses the running statistics and computes only the score.

@@ -12,7 +12,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/train/model/conv_net.h"
 #include "apps/train/model/model.h"
 #include "tests/support/catch.h"
 

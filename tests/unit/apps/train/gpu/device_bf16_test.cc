@@ -9,7 +9,6 @@
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/convolution_body.h"
-#include "apps/train/model/conv_net.h"
 #include "apps/train/model/model.h"
 #include "tests/gpu/check_data.h"
 #include "tests/unit/apps/train/gpu/device_models.h"

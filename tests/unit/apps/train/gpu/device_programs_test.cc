@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "apps/train/model/conv_net.h"
 #include "apps/train/model/model.h"
 #include "tests/unit/apps/train/gpu/device_models.h"
 #include "tests/unit/apps/train/gpu/device_test_support.h"

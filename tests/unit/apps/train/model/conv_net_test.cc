@@ -1,4 +1,4 @@
-#include "apps/train/model/conv_net.h"
+#include "apps/train/model/model.h"
 
 #include <algorithm>
 #include <cmath>

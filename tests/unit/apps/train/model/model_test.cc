@@ -6,7 +6,6 @@
 
 #include "apps/train/data/hash.h"
 #include "apps/train/data/image_size.h"
-#include "apps/train/model/conv_net.h"
 #include "tests/unit/apps/train/model/approx.h"
 
 using namespace ddp::train;
@@ -40,7 +39,7 @@ TEST_CASE("the MLP's tensors fill the flat vector without gaps") {
   }
   CHECK(at == model.parameter_count());
   CHECK(model.parameter_tensors()[2].name == "2.weight");
-  CHECK(Mlp<float>::parameters_of(2048, 7) * 4 > 100'000'000);
+  CHECK(size_of(mlp_layout(2048, 7).parameters) * 4 > 100'000'000);
 }
 
 TEST_CASE("the MLP's gradients equal finite differences of the loss, and the last layer's come first") {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/model/conv_net.h"
 #include "apps/train/model/model.h"
 #include "tests/support/catch.h"
 #include "tests/unit/apps/train/collectives/thread_world.h"

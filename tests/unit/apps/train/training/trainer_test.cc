@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/model/conv_net.h"
 #include "apps/train/model/model.h"
 #include "apps/train/schedule/schedule.h"
 #include "tests/support/catch.h"
@@ -374,28 +373,19 @@ TEST_CASE("time in the communicator during forward and backward counts as commun
 template <class T>
 class ToyModel final : public Model<T> {
  public:
-  ToyModel() : Model<T>(100, 0) {}
-  std::string_view name() const override { return "toy"; }
-  int image_border() const override { return 0; }
-  const std::vector<TensorInfo>& parameter_tensors() const override { return tensors_; }
-  const std::vector<TensorInfo>& running_tensors() const override { return none_; }
-  std::vector<std::string> counter_names() const override { return {}; }
+  ToyModel() : Model<T>({"toy", 0, {{"a", 0, 40}, {"b", 40, 30}, {"c", 70, 20}, {"d", 90, 10}}}) {}
   kernels::BatchScore forward(const T*, std::span<const std::uint8_t>) override { return {}; }
   void backward(const T*, int, const typename Model<T>::OnReady& on_ready) override {
-    for (auto tensor = tensors_.rbegin(); tensor != tensors_.rend(); ++tensor) {
-      if (before_layer) before_layer(tensor->name);
-      std::fill_n(this->gradients_.at(tensor->offset), tensor->size, value);
-      on_ready(tensor->offset);
+    for (const TensorInfo& tensor : this->parameter_tensors() | std::views::reverse) {
+      if (before_layer) before_layer(tensor.name);
+      std::fill_n(this->gradients_.at(tensor.offset), tensor.size, value);
+      on_ready(tensor.offset);
     }
   }
   kernels::BatchScore evaluate(const T*, std::span<const std::uint8_t>) override { return {}; }
 
   T value = 1;
   std::function<void(const std::string&)> before_layer;
-
- private:
-  std::vector<TensorInfo> tensors_{{"a", 0, 40}, {"b", 40, 30}, {"c", 70, 20}, {"d", 90, 10}};
-  std::vector<TensorInfo> none_;
 };
 
 TEST_CASE("buckets go from the end to the beginning, the first one small, and no tensor is divided") {
