@@ -107,25 +107,22 @@ std::optional<NodeRankRange> decode(std::string_view text) {
 
 /// Returns all nodes with their ranks, as the first rank of each node reports them through the store. All
 /// ranks call it. kTimeout names the node that is missing; kUsage: the environment contradicts itself.
-Result<NodeMap> find_nodes(const WorkerEnvironment& environment, std::chrono::milliseconds start_timeout,
-                           PeerDirectory& directory) {
+Result<NodeMap> find_nodes(const WorldConfig& config, PeerDirectory& directory) {
   NodeMap map;
-  map.node = environment.node;
-  map.local_rank = environment.local_rank;
+  map.node = config.node;
+  map.local_rank = config.local_rank;
   const auto key = [](int node) { return "node/" + std::to_string(node); };
-  if (environment.local_rank == 0)
-    DDP_TRY(within(
-        rank_text(environment),
-        directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}))));
-  for (int node = 0, known = 0; known < environment.world_size; ++node) {
+  if (config.local_rank == 0)
+    DDP_TRY(within(config.me(),
+                   directory.share(key(config.node), encode({config.rank, config.local_world_size}))));
+  for (int node = 0, known = 0; known < config.world_size; ++node) {
     const auto text =
-        DDP_TRY(find_shared(directory, key(node), start_timeout, rank_text(environment),
+        DDP_TRY(find_shared(directory, key(node), config.start_timeout, config.me(),
                             " cannot find node " + std::to_string(node) +
                                 ": its first rank has not reached the store in time; check that it started"));
     const auto ranks = decode(text);
     if (!ranks)
-      return Error{ErrorCode::kProtocol,
-                   rank_text(environment) + ": node " + key(node) + " is \"" + text + "\""};
+      return Error{ErrorCode::kProtocol, config.me() + ": node " + key(node) + " is \"" + text + "\""};
     map.ranks.emplace_back(static_cast<std::size_t>(ranks->count));
     std::iota(map.ranks.back().begin(), map.ranks.back().end(), ranks->first);
     known += ranks->count;
@@ -133,29 +130,28 @@ Result<NodeMap> find_nodes(const WorkerEnvironment& environment, std::chrono::mi
   const bool mine =
       static_cast<std::size_t>(map.node) < map.ranks.size() &&
       static_cast<std::size_t>(map.local_rank) < map.ranks[static_cast<std::size_t>(map.node)].size() &&
-      map.rank() == environment.rank;
-  if (mine && map.world_size() == environment.world_size) return map;
+      map.rank() == config.rank;
+  if (mine && map.world_size() == config.world_size) return map;
   return Error{ErrorCode::kUsage,
-               rank_text(environment) +
+               config.me() +
                    ": RANK contradicts GROUP_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE: "
                    "the ranks of a node must be consecutive; --comm tcp works without this"};
 }
 
-bool knows_nodes(const WorkerEnvironment& environment) {
-  return environment.node >= 0 && environment.local_world_size > 0;
+bool knows_nodes(const WorldConfig& config) {
+  return config.node >= 0 && config.local_world_size > 0;
 }
 
-GroupConfig group_config(const WorkerEnvironment& environment, const WorldOptions& options) {
-  GroupConfig config;
-  config.job_id = environment.run_id;
-  config.attempt = environment.attempt;
-  config.rank = environment.rank;
-  config.world_size = environment.world_size;
-  config.scalar_bytes = options.scalar_bytes;
-  config.start_timeout = options.start_timeout;
-  config.step_timeout = options.step_timeout;
-  config.interrupt = options.interrupt;
-  return config;
+/// Sets this rank's place in the job.
+WorldOptions placed(const WorkerEnvironment& environment, WorldOptions options) {
+  options.job_id = environment.run_id;
+  options.attempt = environment.attempt;
+  options.rank = environment.rank;
+  options.world_size = environment.world_size;
+  options.local_rank = environment.local_rank;
+  options.local_world_size = environment.local_world_size;
+  options.node = environment.node;
+  return options;
 }
 
 Result<std::shared_ptr<ShmGroup>> open_group(const GroupConfig& config, PeerDirectory& directory) {
@@ -174,9 +170,8 @@ NodeMap node_alone(std::size_t size, int local_rank) {
 }
 
 /// Connects shared memory inside the node, and TCP along this rank's lane.
-Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions& options, NodeMap map,
-                       CommWorld& world) {
-  GroupConfig config = group_config(environment, options);
+Result<> join_by_nodes(const WorldOptions& options, NodeMap map, CommWorld& world) {
+  GroupConfig config = options;
   config.group = "node" + std::to_string(map.node);
   config.rank = map.local_rank;
   config.names = map.ranks[static_cast<std::size_t>(map.node)];
@@ -185,7 +180,7 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
 
   std::shared_ptr<TcpCommunicator> lane;
   if (map.ranks.size() > 1 && !map.lane().empty()) {
-    GroupConfig peers = group_config(environment, options);
+    GroupConfig peers = options;
     peers.rank = map.node;
     peers.world_size = static_cast<int>(map.ranks.size());
     peers.group = "lane" + std::to_string(map.local_rank);
@@ -201,7 +196,7 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
       world.between = std::make_unique<SingleCommunicator>();
     }
   }
-  world.node_of.resize(static_cast<std::size_t>(environment.world_size));
+  world.node_of.resize(static_cast<std::size_t>(options.world_size));
   for (std::size_t node = 0; node < map.ranks.size(); ++node) {
     for (const int rank : map.ranks[node])
       world.node_of[static_cast<std::size_t>(rank)] = static_cast<int>(node);
@@ -243,40 +238,25 @@ EqualOptions backend_options(const WorldOptions& options) {
           {"--sync-every-inter", given_text(options.with_nodes)}};
 }
 
-Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptions& options,
-                          PeerDirectory& directory) {
+Result<> compare_backends(const WorldOptions& options, PeerDirectory& directory) {
   const EqualOptions mine = backend_options(options);
-  const std::string me = rank_text(environment);
-  if (environment.rank == options.reference_rank)
-    return within(me, directory.share("backend", to_text(mine)));
-  const auto text = DDP_TRY(find_shared(directory, "backend", options.start_timeout, me,
+  if (options.rank == options.reference_rank)
+    return within(options.me(), directory.share("backend", to_text(mine)));
+  const auto text = DDP_TRY(find_shared(directory, "backend", options.start_timeout, options.me(),
                                         ": rank " + std::to_string(options.reference_rank) +
                                             " has not reached the store in time; check that it started"));
-  const std::string differs = difference(mine, environment.rank, text, options.reference_rank);
+  const std::string differs = difference(mine, options.rank, text, options.reference_rank);
   return differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
 }
 
 /// Reaches the store, and compares the options that decide how ranks meet.
 Result<> reach_others(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
   DDP_TRY(reach_store(environment, options, world));
-  return compare_backends(environment, options, *world.directory);
+  return compare_backends(options, *world.directory);
 }
 
-NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOptions& options) {
-  NcclWorldConfig config{group_config(environment, options)};
-  config.local_rank = environment.local_rank;
-  config.local_world_size = environment.local_world_size;
-  config.node = environment.node;
-  config.share_gpu = options.share_gpu;
-  config.rejoins = options.rejoins;
-  config.with_nodes = options.with_nodes;
-  config.remark = options.remark;
-  config.advice = options.advice;
-  return config;
-}
-
-Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
-  auto connected = DDP_TRY(connect_nccl(nccl_config(environment, options), *world.directory));
+Result<> join_by_nccl(const WorldOptions& options, CommWorld& world) {
+  auto connected = DDP_TRY(connect_nccl(options, *world.directory));
   world.communicator = std::move(connected.communicator);
   world.node = std::move(connected.node);
   world.between = std::move(connected.between);
@@ -285,8 +265,8 @@ Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& 
   return {};
 }
 
-Result<> join_by_tcp(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
-  world.communicator = DDP_TRY(connect_peers(group_config(environment, options), *world.directory));
+Result<> join_by_tcp(const WorldOptions& options, CommWorld& world) {
+  world.communicator = DDP_TRY(connect_peers(options, *world.directory));
   world.backend = "tcp";
   return {};
 }
@@ -296,26 +276,25 @@ bool needs_nodes(const WorldOptions& options) {
 }
 
 /// Uses shared memory if ranks share a node and the environment describes the nodes.
-Result<> join_by_topology(const WorkerEnvironment& environment, const WorldOptions& options,
-                          CommWorld& world) {
-  if (!knows_nodes(environment)) return join_by_tcp(environment, options, world);
-  auto map = DDP_TRY(find_nodes(environment, options.start_timeout, *world.directory));
+Result<> join_by_topology(const WorldOptions& options, CommWorld& world) {
+  if (!knows_nodes(options)) return join_by_tcp(options, world);
+  auto map = DDP_TRY(find_nodes(options, *world.directory));
   world.node_count = static_cast<int>(map.ranks.size());
   // With one rank per node, no ranks share memory.
-  const bool shares = map.ranks.size() < static_cast<std::size_t>(environment.world_size);
-  return shares || needs_nodes(options) ? join_by_nodes(environment, options, std::move(map), world)
-                                        : join_by_tcp(environment, options, world);
+  const bool shares = map.ranks.size() < static_cast<std::size_t>(options.world_size);
+  return shares || needs_nodes(options) ? join_by_nodes(options, std::move(map), world)
+                                        : join_by_tcp(options, world);
 }
 
-Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
+Result<> join_over(const WorldOptions& options, CommWorld& world) {
   switch (options.comm) {
     case CommKind::kNccl:
-      return join_by_nccl(environment, options, world);
+      return join_by_nccl(options, world);
     case CommKind::kTcp:
-      return join_by_tcp(environment, options, world);
+      return join_by_tcp(options, world);
     case CommKind::kAuto:
     case CommKind::kShm:
-      return join_by_topology(environment, options, world);
+      return join_by_topology(options, world);
   }
   return {};
 }
@@ -336,8 +315,8 @@ void keep_log(const WorkerEnvironment& environment, const std::string& directory
   add(world.between, "between", 0, environment.world_size);  // all ranks of a node make the same calls
 }
 
-WorldOptions world_options(const TrainOptions& options) {
-  WorldOptions world;
+WorldOptions world_options(const WorkerEnvironment& environment, const TrainOptions& options) {
+  WorldOptions world = placed(environment, {});
   world.comm = options.comm;
   world.device = device_text(options.device);
   world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
@@ -364,7 +343,7 @@ RankAbility find_ability(const WorkerEnvironment& environment, const TrainOption
   if (!gpu) {
     ability.gpu_obstacle = ability.nccl_obstacle = gpu.error().text;
   } else if (environment.world_size > 1) {
-    const auto nccl = load_nccl(nccl_config(environment, world_options(options)));
+    const auto nccl = load_nccl(world_options(environment, options));
     const std::string option = "--comm nccl: ";  // begins the text for those who asked for NCCL
     if (nccl) {
       ability.nccl = *nccl;
@@ -376,8 +355,8 @@ RankAbility find_ability(const WorkerEnvironment& environment, const TrainOption
   return ability;
 }
 
-ChoiceRanks choice_ranks(const WorkerEnvironment& environment, const WorldOptions& world) {
-  return {environment.rank, environment.world_size, world.reference_rank, world.start_timeout};
+ChoiceRanks choice_ranks(const WorldOptions& world) {
+  return {world.rank, world.world_size, world.reference_rank, world.start_timeout};
 }
 
 }  // namespace
@@ -387,8 +366,9 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
     return Error{ErrorCode::kUsage,
                  "--sync-every-inter needs shared memory inside the nodes; remove --comm tcp"};
   }
-  if (options.comm == CommKind::kNccl) DDP_TRY(load_nccl(nccl_config(environment, options)));
-  if (environment.world_size == 1 || !needs_nodes(options) || knows_nodes(environment)) return {};
+  const WorldOptions mine = placed(environment, options);
+  if (options.comm == CommKind::kNccl) DDP_TRY(load_nccl(mine));
+  if (mine.world_size == 1 || !needs_nodes(mine) || knows_nodes(mine)) return {};
   return Error{ErrorCode::kUsage,
                std::string(options.with_nodes ? "--sync-every-inter" : "--comm shm") +
                    " needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
@@ -398,9 +378,10 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {
   DDP_TRY(can_join(environment, options));
   if (environment.world_size == 1) return world_of_one(options.with_nodes);
+  const WorldOptions mine = placed(environment, options);
   CommWorld world;
-  DDP_TRY(reach_others(environment, options, world));
-  DDP_TRY(join_over(environment, options, world));
+  DDP_TRY(reach_others(environment, mine, world));
+  DDP_TRY(join_over(mine, world));
   return world;
 }
 
@@ -411,7 +392,7 @@ bool CommWorld::same_node(int a, int b) const {
 Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environment,
                                                 const WorldOptions& options, PeerDirectory& directory,
                                                 std::pair<int, int> ranks, bool same_node) {
-  GroupConfig config = group_config(environment, options);
+  GroupConfig config = placed(environment, options);
   config.group = "pair" + std::to_string(ranks.first) + "-" + std::to_string(ranks.second);
   config.rank = environment.rank == ranks.first ? 0 : 1;
   config.world_size = 2;
@@ -425,12 +406,12 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
 }
 
 Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options) {
-  return can_join(environment, world_options(options));
+  return can_join(environment, world_options(environment, options));
 }
 
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
                              const ChoosingJoin& join) {
-  WorldOptions wanted = world_options(options);
+  WorldOptions wanted = world_options(environment, options);
   wanted.interrupt = join.interrupt;
   wanted.reference_rank = join.reference_rank;
   wanted.remark = join.remark;
@@ -439,32 +420,32 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
   if (!alone) {
     if (auto reached = reach_others(environment, wanted, world); !reached) {
       if (world.directory && reached.error().code == ErrorCode::kUsage)
-        refuse_choice(choice_ranks(environment, wanted), *world.directory, reached.error().text);
+        refuse_choice(choice_ranks(wanted), *world.directory, reached.error().text);
       return reached.error();
     }
   }
   world.choice = {options.device, options.comm, ""};
   if (leaves_choice(options)) {
     const RankAbility ability = find_ability(environment, options);
-    auto choice = DDP_TRY(alone ? choose_run(options, {&ability, 1})
-                                : agree_on_choice(choice_ranks(environment, wanted), *world.directory,
-                                                  options, ability, join.choice));
+    auto choice = DDP_TRY(
+        alone ? choose_run(options, {&ability, 1})
+              : agree_on_choice(choice_ranks(wanted), *world.directory, options, ability, join.choice));
     world.choice = std::move(choice);
     if (alone && join.choice) world.choice.device = join.choice->device;
     wanted.comm = world.choice.comm;
     const bool chose_nccl = wanted.comm != options.comm && wanted.comm == CommKind::kNccl;
     if (chose_nccl && !join.choice) {
       const int first = environment.rank - environment.local_rank;
-      DDP_TRY(check_own_gpu(choice_ranks(environment, wanted), *world.directory, ability,
+      DDP_TRY(check_own_gpu(choice_ranks(wanted), *world.directory, ability,
                             {first, first + environment.local_world_size}));
       wanted.advice = "; --device cpu works without it";
     }
   }
   DDP_TRY(can_join(environment, wanted));
   if (!alone) {
-    if (auto joined = join_over(environment, wanted, world); !joined) {
+    if (auto joined = join_over(wanted, world); !joined) {
       if (!environment.agent_store)
-        leave_store(choice_ranks(environment, wanted), *world.directory, world.store != nullptr);
+        leave_store(choice_ranks(wanted), *world.directory, world.store != nullptr);
       return joined.error();
     }
   }
@@ -481,12 +462,12 @@ Result<RunChoice> choose_device(const WorkerEnvironment& environment, const Trai
   if (!leaves_choice(options)) return RunChoice{options.device, options.comm, ""};
   const RankAbility ability = find_ability(environment, options);
   if (directory == nullptr) return choose_run(options, {&ability, 1});
-  return agree_on_choice(choice_ranks(environment, world_options(options)), *directory, options, ability, {});
+  return agree_on_choice(choice_ranks(world_options(environment, options)), *directory, options, ability, {});
 }
 
 Result<std::unique_ptr<Communicator>> join_gpus(const WorkerEnvironment& environment,
                                                 const WorldOptions& options, PeerDirectory& directory) {
-  auto connected = DDP_TRY(connect_nccl(nccl_config(environment, options), directory));
+  auto connected = DDP_TRY(connect_nccl(placed(environment, options), directory));
   return std::move(connected.communicator);
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/options/options.h"
 #include "apps/train/world/run_choice.h"
 #include "apps/train/world/store_host.h"
@@ -61,19 +62,11 @@ struct CommWorld {
   bool same_node(int a, int b) const;
 };
 
-struct WorldOptions {
+/// The functions below set this rank's place in the job. Ranks of another scalar_bytes do not meet.
+struct WorldOptions : WorldConfig {
   CommKind comm = CommKind::kAuto;
-  std::string device = "cpu";      ///< of a training, as --device names it; must be equal on all ranks
-  std::uint32_t scalar_bytes = 4;  ///< must be equal on all ranks, or they do not meet
-  std::chrono::milliseconds start_timeout{120'000};
-  std::chrono::milliseconds step_timeout{60'000};
-  bool share_gpu = false;   ///< with kNccl
-  bool rejoins = false;     ///< communicators are aborted and replaced in this process; the same on all ranks
-  bool with_nodes = false;  ///< requests World::node and World::between
-  int reference_rank = 0;   ///< the rank whose options count if ranks differ
-  int interrupt = -1;       ///< descriptor that ends every wait when it is readable; not owned
-  std::string remark;       ///< begins the line that rank 0 prints about NCCL
-  std::string advice;       ///< ends the text of an error of NCCL at its start
+  std::string device = "cpu";  ///< of a training, as --device names it; must be equal on all ranks
+  int reference_rank = 0;      ///< the rank whose options count if ranks differ
 };
 
 /// Returns kUsage if this environment or build cannot provide what the options request. It runs before

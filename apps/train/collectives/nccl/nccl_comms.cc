@@ -111,11 +111,11 @@ bool nccl_is_stuck() {
   return g_stuck;
 }
 
-NcclComms::NcclComms(std::shared_ptr<const NcclLibrary> library, int gpu, NcclCommsConfig config)
+NcclComms::NcclComms(std::shared_ptr<const NcclLibrary> library, int gpu, WorldConfig config)
     : library_(std::move(library)), gpu_(gpu), config_(std::move(config)) {}
 
 Result<std::shared_ptr<NcclComms>> NcclComms::make(std::shared_ptr<const NcclLibrary> library, int gpu,
-                                                   NcclCommsConfig config) {
+                                                   WorldConfig config) {
   std::shared_ptr<NcclComms> comms(new NcclComms(std::move(library), gpu, std::move(config)));
   DDP_TRY(comms->take_gpu());
   auto stream = DDP_TRY(make_cuda_stream());  // the default stream would wait for every other stream
@@ -295,7 +295,9 @@ DeviceMemory NcclComms::share_memory(ncclComm_t comm, std::size_t bytes) {
   // Some NCCL transports ask all ranks for the address of registered memory. So all ranks register it, or
   // none.
   if (!all_agree(comm, block.has_value())) return {};
-  if (config_.windows && nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
+  // An abort leaks windows, so no later attempt shall make new ones. Ranks on one GPU gain nothing by them.
+  const bool may_use_windows = !config_.rejoins && !config_.share_gpu;
+  if (may_use_windows && nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
     // Symmetric: this memory of all ranks in one address space, so that small sums need one round. If the
     // ranks' GPUs cannot reach each other's memory, NCCL makes no window and reports no error.
     constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
@@ -338,8 +340,8 @@ Error NcclComms::failed_call(ncclComm_t comm, ncclResult_t result, std::string_v
   std::string advice;
   if (operation == "start") {
     advice = " of " + library_->name();
-    advice += result == ncclInvalidUsage ? "; two ranks on one GPU need --comm nccl --share-gpu"
-                                         : config_.start_advice;
+    advice +=
+        result == ncclInvalidUsage ? "; two ranks on one GPU need --comm nccl --share-gpu" : config_.advice;
   }
   return fail(code_of(result), library_->text_of(result, comm), operation, advice);
 }

@@ -13,15 +13,10 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
 #include "base/result.h"
 
 namespace ddp::train {
-
-struct NcclCommsConfig : GroupConfig {
-  std::chrono::milliseconds end_timeout{5'000};  ///< for NCCL to abort or to free its memory
-  bool windows = true;                           ///< share_memory() may make symmetric windows
-  std::string start_advice = {};                 ///< ends the text of an error of NCCL at its start
-};
 
 /// One rank's NCCL communicators, and every wait for them. They do not block, so that a lost peer, a deadline
 /// or a revocation ends any wait. One failure ends them all, so they are aborted together, each on its own
@@ -36,7 +31,7 @@ class NcclComms {
 
   /// Uses GPU number `gpu`, with a stream of its own.
   static Result<std::shared_ptr<NcclComms>> make(std::shared_ptr<const NcclLibrary> library, int gpu,
-                                                 NcclCommsConfig config);
+                                                 WorldConfig config);
   ~NcclComms();
   NcclComms(const NcclComms&) = delete;
   NcclComms& operator=(const NcclComms&) = delete;
@@ -88,7 +83,7 @@ class NcclComms {
     void* block;
   };
 
-  NcclComms(std::shared_ptr<const NcclLibrary> library, int gpu, NcclCommsConfig config);
+  NcclComms(std::shared_ptr<const NcclLibrary> library, int gpu, WorldConfig config);
   Result<> take_gpu() const;
   Result<std::byte*> staging(std::size_t bytes);
   Result<std::span<std::byte>> allocate(ncclComm_t comm, std::size_t bytes);
@@ -109,16 +104,12 @@ class NcclComms {
 
   std::shared_ptr<const NcclLibrary> library_;
   int gpu_;
-  NcclCommsConfig config_;
+  WorldConfig config_;
   std::shared_ptr<Resources> held_;
   std::vector<GraphOwner> owners_;
   bool said_ = false;  ///< that memory cannot be registered
   bool stuck_ = false;
   std::optional<Error> failed_;
 };
-
-/// Returns true if an NCCL call did not return in time and its thread was abandoned. A normal end of the
-/// program may then hang forever: the program should flush its output and call _exit.
-bool nccl_is_stuck();
 
 }  // namespace ddp::train

@@ -194,7 +194,7 @@ UniqueFd& capture() {
 }
 
 /// Sets NCCL's variables once, before NCCL reads them at its first use.
-void set_variables(const NcclWorldConfig& config) {
+void set_variables(const WorldConfig& config) {
   static bool done = false;
   if (std::exchange(done, true)) return;
   std::vector<NcclVariable> variables;
@@ -256,7 +256,7 @@ void describe_links(const NcclLibrary& library, NcclWorld& world) {
 }
 
 /// Makes communicators of this node's ranks, and of the first ranks of all nodes.
-Result<> join_nodes(const std::shared_ptr<NcclComms>& comms, ncclComm_t whole, const NcclWorldConfig& config,
+Result<> join_nodes(const std::shared_ptr<NcclComms>& comms, ncclComm_t whole, const WorldConfig& config,
                     NcclWorld& world) {
   const std::uint64_t mine[] = {static_cast<std::uint64_t>(config.node)};
   const auto nodes = DDP_TRY(world.communicator->all_gather(mine));
@@ -284,7 +284,7 @@ Result<> join_nodes(const std::shared_ptr<NcclComms>& comms, ncclComm_t whole, c
 
 }  // namespace
 
-Result<std::string> load_nccl(const NcclWorldConfig& config) {
+Result<std::string> load_nccl(const WorldConfig& config) {
   DDP_TRY(nccl_gpu(config.local_rank, config.share_gpu));
   set_variables(config);
   const auto library = NcclLibrary::open();
@@ -317,7 +317,7 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
                        properties.totalGlobalMem / static_cast<std::size_t>(ranks)};
 }
 
-Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory) {
+Result<NcclWorld> connect_nccl(const WorldConfig& config, PeerDirectory& directory) {
   DDP_TRY(load_nccl(config));
   const auto gpu = DDP_TRY(nccl_gpu(config.local_rank, config.share_gpu));
   const auto library = DDP_TRY(NcclLibrary::open());
@@ -335,13 +335,10 @@ Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& dir
 }
 
 Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library, int gpu,
-                                    const NcclWorldConfig& config, PeerDirectory& directory) {
-  NcclCommsConfig limits{config};
+                                    const WorldConfig& config, PeerDirectory& directory) {
+  WorldConfig limits = config;
   // A rank that waits longer for a step waits as long for ranks that start late.
   limits.start_timeout = std::max(config.start_timeout, config.step_timeout);
-  limits.start_advice = config.advice;
-  // An abort leaks windows, so no later attempt shall make new ones. Ranks on one GPU gain nothing by them.
-  limits.windows = !config.rejoins && !config.share_gpu;
   const auto comms = DDP_TRY(
       within("rank " + std::to_string(config.rank), NcclComms::make(library, gpu, std::move(limits))));
   const auto comm = DDP_TRY(comms->open(directory, "world", config.rank, config.world_size));
@@ -354,7 +351,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library, 
 
 #else
 
-Result<std::string> load_nccl(const NcclWorldConfig&) {
+Result<std::string> load_nccl(const WorldConfig&) {
   return Error{
       ErrorCode::kUsage,
       "--comm nccl: this build of train has no NCCL; build it on a machine with the CUDA toolkit and "
@@ -365,7 +362,7 @@ Result<NcclGpuMemory> nccl_gpu_memory(int, int, bool) {
   return load_nccl({}).error();
 }
 
-Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory&) {
+Result<NcclWorld> connect_nccl(const WorldConfig& config, PeerDirectory&) {
   return load_nccl(config).error();
 }
 

@@ -18,16 +18,18 @@ namespace ddp::train {
 
 class NcclLibrary;
 
-/// A start may take as long as a step if start_timeout is shorter.
-struct NcclWorldConfig : GroupConfig {
+/// The ranks of one world and how they connect. Over NCCL, a start may take as long as a step if
+/// start_timeout is shorter.
+struct WorldConfig : GroupConfig {
   int local_rank = 0;
   int local_world_size = 0;  ///< 0: not known
   int node = -1;             ///< -1: not known
-  bool share_gpu = false;    ///< several ranks on one GPU
+  bool share_gpu = false;    ///< several ranks on one GPU, over NCCL
   bool rejoins = false;     ///< communicators are aborted and replaced in this process; the same on all ranks
-  std::string remark{};     ///< rank 0 prints it before NcclWorld::line
+  bool with_nodes = false;  ///< also connects the node's ranks, and the nodes; needs local_rank and node
+  std::string remark{};     ///< begins the line that rank 0 prints about NCCL
   std::string advice{};     ///< ends the text of an error of NCCL at its start
-  bool with_nodes = false;  ///< sets NcclWorld::node and ::between; needs local_rank and node
+  std::chrono::milliseconds end_timeout{5'000};  ///< for NCCL to abort or to free its memory
 };
 
 struct NcclWorld {
@@ -41,7 +43,7 @@ struct NcclWorld {
 
 /// Sets NCCL's variables, loads NCCL, and returns its name: "NCCL 2.28.9 (/usr/lib/…/libnccl.so.2)". Fails
 /// with kUsage if this build, machine or rank lacks something for NCCL, before any rank waits for another.
-Result<std::string> load_nccl(const NcclWorldConfig& config);
+Result<std::string> load_nccl(const WorldConfig& config);
 
 /// A rank's share of its GPU's memory.
 struct NcclGpuMemory {
@@ -52,10 +54,10 @@ struct NcclGpuMemory {
 Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool share_gpu);
 
 /// Connects all ranks over their GPUs. Rank 0 prints NcclWorld::line, a node's first rank its warning.
-Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory);
+Result<NcclWorld> connect_nccl(const WorldConfig& config, PeerDirectory& directory);
 /// Does the same with a given library and GPU; tests call this.
 Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library, int gpu,
-                                    const NcclWorldConfig& config, PeerDirectory& directory);
+                                    const WorldConfig& config, PeerDirectory& directory);
 
 /// Returns the library and how this rank's NCCL has connected so far: "NCCL 2.28.9", "P2P", "IB mlx5_0:1/IB".
 /// From NCCL 2.22 on, connections are made by the first operation.

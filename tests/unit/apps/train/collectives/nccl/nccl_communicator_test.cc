@@ -77,8 +77,8 @@ FakeNcclSettings& fresh_settings() {
   return *settings;
 }
 
-NcclWorldConfig config_of(int rank, int world) {
-  NcclWorldConfig config;
+WorldConfig config_of(int rank, int world) {
+  WorldConfig config;
   config.job_id = "test";
   config.rank = rank;
   config.world_size = world;
@@ -88,18 +88,18 @@ NcclWorldConfig config_of(int rank, int world) {
 }
 
 using Body = std::function<std::string(NcclWorld&)>;
-using Change = std::function<void(NcclWorldConfig&)>;
+using Change = std::function<void(WorldConfig&)>;
 
 /// Runs one thread per rank; returns the result of each body, or the error before it.
 std::vector<std::string> run_ranks(
-    int world, const Body& body, const Change& change = [](NcclWorldConfig&) {}) {
+    int world, const Body& body, const Change& change = [](WorldConfig&) {}) {
   // Ids of another world must not be found.
   MemoryDirectory directory;
   std::vector<std::string> said(static_cast<std::size_t>(world));
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) {
     ranks.emplace_back([&, rank] {
-      NcclWorldConfig config = config_of(rank, world);
+      WorldConfig config = config_of(rank, world);
       change(config);
       if (config.rank < 0) return;  // this rank never comes
       auto joined = connect_nccl_over(fake_library(), rank, config, directory);
@@ -221,7 +221,7 @@ TEST_CASE("an abort begins before graphs are dropped, which become idle by it; a
     std::vector<std::string> calls;
     {
       MemoryDirectory directory;
-      NcclCommsConfig limits;
+      WorldConfig limits;
       limits.step_timeout = 20ms;
       const auto made = NcclComms::make(fake_library(), 0, limits);
       REQUIRE(made.has_value());
@@ -252,7 +252,7 @@ TEST_CASE("an end without a failure aborts if the graphs do not become idle by t
   std::vector<std::string> calls;
   {
     MemoryDirectory directory;
-    NcclCommsConfig limits;
+    WorldConfig limits;
     limits.end_timeout = 500ms;
     const auto made = NcclComms::make(fake_library(), 0, limits);
     REQUIRE(made.has_value());
@@ -290,7 +290,7 @@ TEST_CASE("operations inside and between nodes of unequal size are right") {
         if (!joined.between->broadcast(data, 2) || data[8] != std::byte{2}) return "wrong broadcast";
         return joined.between->barrier() ? "" : "no barrier";
       },
-      [&](NcclWorldConfig& config) {
+      [&](WorldConfig& config) {
         config.with_nodes = true;
         config.node = node_of(config.rank);
       });
@@ -349,7 +349,7 @@ TEST_CASE("memory from NCCL is zeroed, registered, and freed in the right order"
   CHECK(run_ranks(2, share) == std::vector<std::string>{"there", "there"});
   CHECK(settings.destroyed == 2);
   hangs = true;  // also when the communicators are aborted
-  const auto hang = [](NcclWorldConfig& config) { config.step_timeout = 50ms; };
+  const auto hang = [](WorldConfig& config) { config.step_timeout = 50ms; };
   CHECK(run_ranks(2, share, hang) == std::vector<std::string>{"no barrier", "no barrier"});
   hangs = settings.all_reduces_hang = false;
   settings.registers = false;
@@ -375,7 +375,7 @@ TEST_CASE("communicators are destroyed at the end, and every attempt has new IDs
 TEST_CASE("a rank that never joins ends the start at its deadline") {
   FakeNcclSettings& settings = fresh_settings();
   const auto without = [](int missing) {
-    return [missing](NcclWorldConfig& config) {
+    return [missing](WorldConfig& config) {
       config.start_timeout = 100ms;
       config.step_timeout = 50ms;
       if (config.rank == missing) config.rank = -1;
@@ -390,7 +390,7 @@ TEST_CASE("a rank that never joins ends the start at its deadline") {
           2, [](NcclWorld&) { return "joined"; }, without(0))[1] ==
       "rank 1 over NCCL: rank 0 of world has not published its NCCL id; check that it started during start");
   // A longer step deadline also extends the start's deadline.
-  const auto patient = [&](NcclWorldConfig& config) {
+  const auto patient = [&](WorldConfig& config) {
     without(1)(config);
     config.step_timeout = 300ms;
   };
@@ -429,7 +429,7 @@ TEST_CASE("an operation that does not complete ends at its deadline, and all lat
         if (first.error().code != ErrorCode::kTimeout) return "wrong kind";
         return first.error().text == second.error().text ? first.error().text : second.error().text;
       },
-      [](NcclWorldConfig& config) { config.step_timeout = 50ms; });
+      [](WorldConfig& config) { config.step_timeout = 50ms; });
   CHECK(said[1] ==
         "rank 1 over NCCL: the other ranks did not join the operation within 50 ms during all-reduce");
   CHECK(settings.aborted == 2);
@@ -448,7 +448,7 @@ TEST_CASE("a peer that aborted is detected where the network reports the abort")
         if (done) return "went on";
         return done.error().code == ErrorCode::kLinkLost ? "lost" : done.error().text;
       },
-      [](NcclWorldConfig& config) {
+      [](WorldConfig& config) {
         if (config.rank == 0) config.step_timeout = 50ms;
       });
   CHECK(said[0] ==
@@ -470,11 +470,11 @@ TEST_CASE("a revoke ends a running operation and a running start") {
         const auto done = joined.communicator->all_reduce_sum(std::span(values));
         return done ? "went on" : done.error().text;
       },
-      [&](NcclWorldConfig& config) { config.interrupt = later; });
+      [&](WorldConfig& config) { config.interrupt = later; });
   CHECK(said[0] == "rank 0 over NCCL: revoked during all-reduce");
   settings.init_hangs = true;
   const auto start = run_ranks(
-      2, [](NcclWorld&) { return "joined"; }, [&](NcclWorldConfig& config) { config.interrupt = revoked; });
+      2, [](NcclWorld&) { return "joined"; }, [&](WorldConfig& config) { config.interrupt = revoked; });
   CHECK(start[0] == "rank 0 over NCCL: revoked during start");
   ::close(revoked);
   ::close(later);
@@ -563,7 +563,7 @@ TEST_CASE("graphs that never become idle are not dropped, and the GPUs are given
   std::vector<std::string> calls;
   MemoryDirectory directory;
   {
-    NcclCommsConfig limits;
+    WorldConfig limits;
     limits.step_timeout = 20ms;
     limits.end_timeout = 50ms;
     const auto made = NcclComms::make(fake_library(), 0, limits);
@@ -589,7 +589,7 @@ TEST_CASE("an abort that hangs is abandoned after its deadline") {
   settings.all_reduces_hang = true;
   MemoryDirectory directory;
   {
-    NcclCommsConfig limits;
+    WorldConfig limits;
     limits.step_timeout = 20ms;
     limits.end_timeout = 50ms;
     const auto made = NcclComms::make(fake_library(), 0, limits);
