@@ -63,8 +63,7 @@ Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::
                     int interrupt) {
   for (bool all = false; !all;) {
     const auto done = DDP_TRY(through_within(through, sign, interrupt));
-    const std::uint64_t mine[] = {done};
-    const auto ranks = DDP_TRY(world.all_gather(mine));
+    const auto ranks = DDP_TRY(gather_values(world, std::uint64_t{done}));
     all = std::all_of(ranks.begin(), ranks.end(), [](std::uint64_t one) { return one != 0; });
   }
   return {};

@@ -1,15 +1,18 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "apps/train/collectives/schedule/collective_machine.h"
@@ -212,6 +215,18 @@ class Communicator {
     return {};
   }
 };
+
+/// Returns a value of each rank, in rank order.
+template <class Value>
+Result<std::vector<Value>> gather_values(Communicator& ranks, const Value& mine) {
+  std::array<std::uint64_t, sizeof(Value) / sizeof(std::uint64_t)> words;
+  static_assert(std::is_trivially_copyable_v<Value> && sizeof words == sizeof mine);
+  std::memcpy(words.data(), &mine, sizeof mine);
+  const auto all = DDP_TRY(ranks.all_gather(words));
+  std::vector<Value> values(all.size() / words.size());
+  std::memcpy(static_cast<void*>(values.data()), all.data(), all.size() * sizeof all[0]);
+  return values;
+}
 
 /// Completes an error of a communicator: "… during all-reduce" + " of step 17".
 inline Error of(Error error, const std::string& what) {

@@ -86,12 +86,6 @@ struct DataTicket {
   std::uint64_t size = 0;
   std::uint64_t nonce = 0;   ///< random number of this memory, also written into it
   std::uint64_t source = 0;  ///< hash of the data's origin (data_source())
-
-  static constexpr std::size_t kWords = 6;
-  std::array<std::uint64_t, kWords> words() const { return {node, pid, fd, size, nonce, source}; }
-  static DataTicket of(const std::uint64_t* words) {
-    return {words[0], words[1], words[2], words[3], words[4], words[5]};
-  }
 };
 
 /// A training's data in a memfd that is sealed against any change. A process that joins a running job maps

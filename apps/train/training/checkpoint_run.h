@@ -62,7 +62,6 @@ static_assert(std::is_trivially_copyable_v<StateHeader>);
 /// The state that each rank reports to hold.
 struct RetainedState {
   std::uint64_t any = 0, step = 0, hash = 0;
-  static constexpr std::size_t kWords = 3;
 };
 
 /// Returns the running statistics, the weights, and the optimizer's vectors.
@@ -97,11 +96,6 @@ StateHeader head_of(Trainer<T>& trainer, const TrainingMarks& marks) {
   return head;
 }
 
-inline RetainedState held_by(const std::vector<std::uint64_t>& words, int rank) {
-  const std::uint64_t* at = words.data() + RetainedState::kWords * static_cast<std::size_t>(rank);
-  return {at[0], at[1], at[2]};
-}
-
 /// An error only without --sync-every-inter: with it nodes may differ, and `from` makes them equal.
 inline Error differing(int rank, int from, std::uint64_t step) {
   return {ErrorCode::kInternal, "weights differ after step " + std::to_string(step) + ": those of rank " +
@@ -134,9 +128,10 @@ template <class T>
 Result<> share_state(const TrainOptions& options, Communicator& world, int from, bool held,
                      std::uint64_t samples, Trainer<T>& trainer, TrainingMarks& marks) {
   using namespace shared_state;
-  const std::uint64_t mine[] = {held, held ? trainer.position().step : 0, held ? hash_of(trainer) : 0};
-  const auto all = DDP_TRY(world.all_gather(mine));
-  const RetainedState source = held_by(all, from);
+  const RetainedState mine =
+      held ? RetainedState{1, trainer.position().step, hash_of(trainer)} : RetainedState{};
+  const auto all = DDP_TRY(gather_values(world, mine));
+  const RetainedState& source = all[static_cast<std::size_t>(from)];
   if (source.any == 0) {
     return Error{ErrorCode::kProtocol,
                  "rank " + std::to_string(from) +
@@ -144,7 +139,7 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
   }
   bool needed = false;
   for (int rank = 0; rank < world.world_size(); ++rank) {
-    const RetainedState one = held_by(all, rank);
+    const RetainedState& one = all[static_cast<std::size_t>(rank)];
     const bool behind = one.any == 0 || one.step != source.step;
     if (!behind && one.hash != source.hash && options.sync_every_inter == 1)
       return differing(rank, from, source.step);
@@ -169,7 +164,7 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
                                              " received other weights than rank " + std::to_string(from) +
                                              " sent"};
     }
-    bool wanted = !held || mine[1] != source.step;  // the running statistics come first
+    bool wanted = !held || mine.step != source.step;  // the running statistics come first
     std::span<const T> left(numbers);
     for (const std::span<T> vector : vectors_of(trainer)) {
       if (wanted) std::ranges::copy(left.first(vector.size()), vector.begin());
@@ -469,22 +464,23 @@ class CheckpointRun {
 
   /// kUsage if another rank sees a later checkpoint than rank 0, or a named one that is not rank 0's.
   Result<> check_places_agree(const SeenCheckpoint& mine) {
-    const std::uint64_t words[] = {mine.is_there, mine.step, mine.crcs};
-    const auto seen = DDP_TRY(world_->all_gather(words));
+    const auto seen = DDP_TRY(gather_values(*world_, mine));
     const bool choose = options_.resume == "auto";
-    for (std::size_t at = 3; at < seen.size(); at += 3) {
-      const bool later = seen[0] == 0 || seen[at + 1] > seen[1];
-      const bool another = seen[at + 1] != seen[1] || seen[at + 2] != seen[2];
-      if (seen[at] == 0 || !(choose ? later : another)) continue;
-      const std::string rank = "rank " + std::to_string(at / 3);
-      const std::string theirs = checkpoint_name(seen[at + 1]);
+    const SeenCheckpoint& first = seen[0];
+    for (std::size_t number = 1; number < seen.size(); ++number) {
+      const SeenCheckpoint& one = seen[number];
+      const bool later = first.is_there == 0 || one.step > first.step;
+      const bool another = one.step != first.step || one.crcs != first.crcs;
+      if (one.is_there == 0 || !(choose ? later : another)) continue;
+      const std::string rank = "rank " + std::to_string(number);
+      const std::string theirs = checkpoint_name(one.step);
       if (!choose) {
         return Error{ErrorCode::kUsage,
-                     "--resume: rank 0 finds " + checkpoint_name(seen[1]) + " in its path, and " + rank +
-                         " finds " + (seen[at + 1] == seen[1] ? "another " : "") + theirs +
+                     "--resume: rank 0 finds " + checkpoint_name(first.step) + " in its path, and " + rank +
+                         " finds " + (one.step == first.step ? "another " : "") + theirs +
                          " in its own; name the same checkpoint on all ranks, or remove the other one"};
       }
-      const std::string own = seen[0] == 0 ? "no checkpoint" : "only " + checkpoint_name(seen[1]);
+      const std::string own = first.is_there == 0 ? "no checkpoint" : "only " + checkpoint_name(first.step);
       return Error{
           ErrorCode::kUsage,
           "--resume auto: rank 0 finds " + own + " in " + options_.checkpoint_dir + ", and " + rank +

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -141,15 +140,17 @@ class GradientSync {
     if (options_.clip_value > 0) kernels::clip_value<T>(mine, static_cast<T>(options_.clip_value));
     const double squared = options_.clip_norm > 0 ? kernels::squared_norm<T>(mine) : 0;
     // No rank has seen the whole sum here, so the ranks exchange what decides.
-    const std::uint64_t words[] = {std::bit_cast<std::uint64_t>(loss), std::bit_cast<std::uint64_t>(squared),
-                                   finite ? 1u : 0u};
-    const auto all = DDP_TRY(communicator_.all_gather(words));
+    struct PartOfRank {
+      double loss, squared;
+      std::uint64_t finite;
+    };
+    const auto all = DDP_TRY(gather_values(communicator_, PartOfRank{loss, squared, finite}));
     ReducedGradient reduced;
     double total = 0;
-    for (std::size_t i = 0; i < all.size(); i += 3) {
-      reduced.loss += std::bit_cast<double>(all[i]);
-      total += std::bit_cast<double>(all[i + 1]);
-      reduced.finite = reduced.finite && all[i + 2] != 0;
+    for (const PartOfRank& one : all) {
+      reduced.loss += one.loss;
+      total += one.squared;
+      reduced.finite = reduced.finite && one.finite != 0;
     }
     reduced.loss /= static_cast<double>(communicator_.world_size()) * micro_batches_;
     reduced.finite = reduced.finite && std::isfinite(reduced.loss);

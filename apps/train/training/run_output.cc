@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cinttypes>
@@ -288,18 +287,11 @@ std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks
 Result<> report_profile(Communicator& world, const StepProfile& profile, const std::string& path,
                         Result<>& traces) {
   traces = share_outcome(world, profile.write_trace(profile_path(path, world), world.rank()));
-  const TimeSummary own = profile.own_times();
-  const std::uint64_t mine[] = {std::bit_cast<std::uint64_t>(own.p50), std::bit_cast<std::uint64_t>(own.p99),
-                                std::bit_cast<std::uint64_t>(own.lost), profile.steps()};
-  const auto all = DDP_TRY(world.all_gather(mine));
+  constexpr int kNone = -1;  // made no step
+  const RankTime mine{profile.steps() == 0 ? kNone : world.rank(), profile.own_times()};
+  auto ranks = DDP_TRY(gather_values(world, mine));
   if (world.rank() != 0) return {};
-  std::vector<RankTime> ranks;
-  for (std::size_t i = 0; i < all.size(); i += std::size(mine)) {
-    if (all[i + 3] == 0) continue;
-    ranks.push_back({static_cast<int>(i / std::size(mine)),
-                     {std::bit_cast<double>(all[i]), std::bit_cast<double>(all[i + 1]),
-                      std::bit_cast<double>(all[i + 2])}});
-  }
+  std::erase_if(ranks, [](const RankTime& one) { return one.rank == kNone; });
   print_out("%s", profile_text(profile, std::move(ranks)).c_str());
   return {};
 }

@@ -195,7 +195,7 @@ class Trainer {
     const std::size_t begin = data_.test.size() * rank / world;
     const std::size_t end = data_.test.size() * (rank + 1) / world;
 
-    std::uint64_t mine[2] = {0, end - begin};
+    Accuracy mine{0, end - begin};
     std::vector<std::uint32_t> samples;
     for (std::size_t at = begin; at < end; at += samples.size()) {
       report_phase("test");
@@ -204,14 +204,14 @@ class Trainer {
       std::iota(samples.begin(), samples.end(), static_cast<std::uint32_t>(at));
       const auto labels = std::span(test_labels_).first(samples.size());
       fill_batch<T>(data_.test, samples, model_.image_border(), test_images_.data(), labels);
-      mine[0] += static_cast<std::uint64_t>(model_.evaluate(test_images_.data(), labels).correct);
+      mine.correct += static_cast<std::uint64_t>(model_.evaluate(test_images_.data(), labels).correct);
     }
-    const auto all = DDP_TRY(of(communicators_.world->all_gather(mine),
+    const auto all = DDP_TRY(of(gather_values(*communicators_.world, mine),
                                 "the test results after step " + std::to_string(position_.step)));
     Accuracy accuracy;
-    for (std::size_t i = 0; i < all.size(); i += 2) {
-      accuracy.correct += all[i];
-      accuracy.total += all[i + 1];
+    for (const Accuracy& one : all) {
+      accuracy.correct += one.correct;
+      accuracy.total += one.total;
     }
     return accuracy;
   }
@@ -224,8 +224,7 @@ class Trainer {
 
   /// Returns the hash of every rank, in rank order.
   Result<std::vector<std::uint64_t>> gather_hashes() {
-    const std::uint64_t mine[] = {weights_hash()};
-    return of(communicators_.world->all_gather(mine), "the weights' hashes");
+    return of(gather_values(*communicators_.world, weights_hash()), "the weights' hashes");
   }
 
   /// Gives checkpoints access to the model.

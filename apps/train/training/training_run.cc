@@ -171,15 +171,14 @@ class Progress {
   int steps_ = 0;
 };
 
-/// Returns the hosts by rank, cut to kHostFields.
+/// Returns the hosts by rank; long names are cut.
 Result<std::vector<std::string>> gather_hosts(Communicator& world) {
-  constexpr std::size_t kHostFields = 9;  // 64 letters and a terminating zero
-  std::array<std::uint64_t, kHostFields> mine{};
-  host_name().copy(reinterpret_cast<char*>(mine.data()), sizeof mine - 1);
-  const auto all = DDP_TRY(world.all_gather(mine));
+  std::array<char, 72> mine{};  // 64 letters and a terminating zero, in whole words
+  host_name().copy(mine.data(), mine.size() - 1);
+  const auto all = DDP_TRY(gather_values(world, mine));
   std::vector<std::string> hosts;
-  for (std::size_t at = 0; at < all.size(); at += kHostFields)
-    hosts.emplace_back(reinterpret_cast<const char*>(all.data() + at));
+  for (const auto& host : all)
+    hosts.emplace_back(host.data());
   return hosts;
 }
 
@@ -206,11 +205,11 @@ Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optio
   constexpr std::array kFiles = {
       "training images (train-images-idx3-ubyte)", "training labels (train-labels-idx1-ubyte)",
       "test images (t10k-images-idx3-ubyte)", "test labels (t10k-labels-idx1-ubyte)"};
-  const std::vector<std::uint64_t> words(mine.checksums.begin(), mine.checksums.end());
-  const auto all = DDP_TRY(world.all_gather(words));
+  const auto all = DDP_TRY(gather_values(world, mine.checksums));
   std::array<std::vector<std::uint64_t>, kFiles.size()> files;  // each by rank
-  for (std::size_t at = 0; at < all.size(); ++at)
-    files[at % files.size()].push_back(all[at]);
+  for (const auto& checksums : all)
+    for (std::size_t file = 0; file < files.size(); ++file)
+      files[file].push_back(checksums[file]);
   const auto differ = [](const auto& values) {
     return std::ranges::count(values, values[0]) != std::ssize(values);
   };

@@ -77,9 +77,9 @@ Result<> NodeData::share(Communicator& world, const WorkerEnvironment& environme
 Result<> NodeData::take_from_node(Communicator& world, const WorkerEnvironment& environment) {
   const auto node = static_cast<std::uint64_t>(environment.node);
   const DataTicket mine = memory_ && environment.node >= 0 ? memory_->ticket(node) : DataTicket{};
-  const auto all = DDP_TRY(of(world.all_gather(mine.words()), "the places of the data"));
-  for (std::size_t at = 0; !is_here() && at < all.size(); at += DataTicket::kWords) {
-    const DataTicket ticket = DataTicket::of(all.data() + at);
+  const auto all = DDP_TRY(of(gather_values(world, mine), "the places of the data"));
+  for (const DataTicket& ticket : all) {
+    if (is_here()) break;
     if (ticket.pid == 0 || ticket.node != node || ticket.source != source_) continue;
     auto taken = DataMemory::take(ticket);
     if (!taken) continue;
@@ -91,8 +91,7 @@ Result<> NodeData::take_from_node(Communicator& world, const WorkerEnvironment& 
 
 /// Gives images to the ranks that found none.
 Result<> NodeData::complete(Communicator& world, const WorkerEnvironment& environment) {
-  const std::uint64_t mine[] = {is_here() ? 1u : 0u};
-  const auto all = DDP_TRY(of(world.all_gather(mine), "the ranks with data"));
+  const auto all = DDP_TRY(of(gather_values(world, std::uint64_t{is_here()}), "the ranks with data"));
   const auto lacking = std::ranges::count(all, 0u);
   if (lacking == 0) return {};
   if (lacking == std::ssize(all)) {
