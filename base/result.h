@@ -39,6 +39,31 @@ struct Error {
 /// The only place where errno becomes an Error: "open /x: No such file or directory".
 Error system_error(int err, std::string_view what, ErrorCode code = ErrorCode::kSystem);
 
+/// Returns texts and numbers one behind the other; numbers are in decimal.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::string text;
+  const auto add = [&text]<class Part>(const Part& part) {
+    if constexpr (std::is_arithmetic_v<Part> && !std::is_same_v<Part, char>) {
+      text += std::to_string(part);
+    } else {
+      text += part;
+    }
+  };
+  (add(parts), ...);
+  return text;
+}
+
+/// Returns an error whose text is concat(parts…).
+template <class... Parts>
+Error error_of(ErrorCode code, const Parts&... parts) {
+  return {code, concat(parts...)};
+}
+template <class... Parts>
+Error usage_error(const Parts&... parts) {
+  return error_of(ErrorCode::kUsage, parts...);
+}
+
 /// Prefixes the text: `within("node gpu02", e)` gives "node gpu02: …".
 Error within(std::string_view where, Error error);
 

@@ -32,8 +32,9 @@ constexpr const char* kFiles[] = {kState, kModel, kOptimizer};
 /// CRC-32 of all other entries, without white space.
 constexpr const char* kOwnCrc = "state_crc32";
 
-Error wrong(const std::string& path, const std::string& what) {
-  return Error{ErrorCode::kUsage, path + ": " + what};
+template <class... Parts>
+Error wrong(const std::string& path, const Parts&... what) {
+  return usage_error(path, ": ", what...);
 }
 
 template <class Integer>
@@ -67,23 +68,20 @@ std::string out_of_range(const CheckpointState& state) {
   if (!(at.warmed_up >= 0 && at.warmed_up <= 1)) return "warmed_up outside of 0 to 1";
   if (at.epoch < 0 || at.epoch > 1'000'000) return "epoch " + std::to_string(at.epoch);
   if (at.epoch == 0 && at.segment_begin == 0 && at.segment_step != at.step) {
-    return "segment_step " + std::to_string(at.segment_step) + " in step " + std::to_string(at.step) +
-           " of the first segment";
+    return concat("segment_step ", at.segment_step, " in step ", at.step, " of the first segment");
   }
   if (at.segment_begin >= state.samples) {
-    return "segment_begin " + std::to_string(at.segment_begin) + " of " + std::to_string(state.samples) +
-           " samples";
+    return concat("segment_begin ", at.segment_begin, " of ", state.samples, " samples");
   }
   const std::uint64_t per_step = static_cast<std::uint64_t>(state.batch_size) *
                                  static_cast<std::uint64_t>(state.accumulate) *
                                  static_cast<std::uint64_t>(state.world_size);
   const std::uint64_t steps = (state.samples - at.segment_begin + per_step - 1) / per_step;
   if (at.segment_step > std::min(steps, at.step)) {
-    return "segment_step " + std::to_string(at.segment_step) + " where a segment has " +
-           std::to_string(steps);
+    return concat("segment_step ", at.segment_step, " where a segment has ", steps);
   }
   if (state.optimizer_steps < 0 || static_cast<std::uint64_t>(state.optimizer_steps) > at.step)
-    return "optimizer_steps " + std::to_string(state.optimizer_steps) + " in step " + std::to_string(at.step);
+    return concat("optimizer_steps ", state.optimizer_steps, " in step ", at.step);
   return "";
 }
 
@@ -110,11 +108,11 @@ Result<Safetensors> read_checked(const std::string& path, std::uint32_t crc,
   auto file = Safetensors::read(path, check);
   if (!file) return file;
   if (file->crc32() != crc) {
-    return wrong(path, "is damaged or does not belong to this checkpoint: its CRC-32 is " +
-                           crc32_text(file->crc32()) + ", state.json has " + crc32_text(crc));
+    return wrong(path, "is damaged or does not belong to this checkpoint: its CRC-32 is ",
+                 crc32_text(file->crc32()), ", state.json has ", crc32_text(crc));
   }
   if (const std::string name = file->first_not_finite(); !name.empty())
-    return wrong(path, "tensor " + name + " has a number that is not finite");
+    return wrong(path, "tensor ", name, " has a number that is not finite");
   return file;
 }
 
@@ -183,14 +181,12 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   if (!json.is_object()) return wrong(path, "is not a JSON object; is it truncated?");
   const auto format = json.find("format");
   if (format != json.end() && *format != kFormat && has_own_crc(json)) {
-    return Error{ErrorCode::kRefused, path + ": is of format " + format->dump() +
-                                          " and this train reads format " + std::to_string(kFormat) +
-                                          "; use the version of train that wrote it"};
+    return error_of(ErrorCode::kRefused, path, ": is of format ", format->dump(),
+                    " and this train reads format ", kFormat, "; use the version of train that wrote it");
   }
   if (format == json.end() || *format != kFormat) {
-    return wrong(path, "is of format " + (format == json.end() ? "none" : format->dump()) +
-                           " and this train reads format " + std::to_string(kFormat) +
-                           "; use the version of train that wrote it");
+    return wrong(path, "is of format ", format == json.end() ? "none" : format->dump(),
+                 " and this train reads format ", kFormat, "; use the version of train that wrote it");
   }
   CheckpointState state;
   std::string missing;
@@ -210,15 +206,15 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   if (json.contains("mlp_depth")) take("mlp_depth", state.mlp_depth);
   std::uint32_t crc = 0;
   take(kOwnCrc, crc);
-  if (!missing.empty()) return wrong(path, "\"" + missing + "\" is missing or has the wrong type");
+  if (!missing.empty()) return wrong(path, "\"", missing, "\" is missing or has the wrong type");
   if (state.world_size < 1 || state.batch_size < 1 || state.accumulate < 1)
     return wrong(path, "world_size, batch_size and accumulate must be at least 1");
   const std::string outside = out_of_range(state);
-  if (!outside.empty()) return wrong(path, "the values are invalid: " + outside);
+  if (!outside.empty()) return wrong(path, "the values are invalid: ", outside);
   json.erase(kOwnCrc);
   if (const std::uint32_t own = crc32_of_json(json); own != crc) {
-    return wrong(path,
-                 "is damaged: its CRC-32 is " + crc32_text(own) + " and " + crc32_text(crc) + " was written");
+    return wrong(path, "is damaged: its CRC-32 is ", crc32_text(own), " and ", crc32_text(crc),
+                 " was written");
   }
   return state;
 }
@@ -299,15 +295,15 @@ Result<Checkpoint> read_checkpoint(const std::string& path, CheckpointState stat
 Result<> check_optimizer(const Safetensors& file, std::size_t size, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     const auto found = file.tensors().find(name);
-    if (found == file.tensors().end()) return wrong(file.path(), "has no tensor " + name);
+    if (found == file.tensors().end()) return wrong(file.path(), "has no tensor ", name);
     if (file.count(found->second) != size) {
-      return wrong(file.path(), "tensor " + name + " has " + std::to_string(file.count(found->second)) +
-                                    " numbers for " + std::to_string(size) + " parameters");
+      return wrong(file.path(), "tensor ", name, " has ", file.count(found->second), " numbers for ", size,
+                   " parameters");
     }
   }
   for (const auto& [name, tensor] : file.tensors()) {
     if (std::find(names.begin(), names.end(), name) == names.end())
-      return wrong(file.path(), "has a tensor " + name + ", which this optimizer does not have");
+      return wrong(file.path(), "has a tensor ", name, ", which this optimizer does not have");
   }
   return {};
 }

@@ -37,7 +37,7 @@ Result<> check_output_path(const std::string& option, const std::string& path) {
   const std::string what = option + " " + path;
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) {
-    if (S_ISDIR(status.st_mode)) return Error{ErrorCode::kUsage, what + ": is a directory; name a file"};
+    if (S_ISDIR(status.st_mode)) return usage_error(what, ": is a directory; name a file");
     if (!S_ISREG(status.st_mode)) return {};
     const UniqueFd there(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
     return there ? Result<>() : system_error(errno, what);
@@ -134,9 +134,9 @@ Result<OpenFile> open_file(const std::string& path) {
   if (!file.fd) return system_error(errno, "open " + path);
   struct stat status {};
   if (::fstat(file.fd.get(), &status) != 0) return system_error(errno, "stat " + path);
-  if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": not a regular file"};
+  if (!S_ISREG(status.st_mode)) return usage_error(path, ": not a regular file");
   file.left = static_cast<std::uint64_t>(status.st_size);
-  if (file.left > kMaxFile) return Error{ErrorCode::kUsage, path + ": is larger than 1 TiB"};
+  if (file.left > kMaxFile) return usage_error(path, ": is larger than 1 TiB");
   return file;
 }
 
@@ -147,7 +147,7 @@ Result<std::vector<std::byte>> read_bytes(OpenFile& file, std::size_t size, cons
     const ssize_t got = ::read(file.fd.get(), bytes.data() + at, size - at);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return system_error(errno, "read " + path);
-    if (got == 0) return Error{ErrorCode::kUsage, path + ": became shorter while it was read"};
+    if (got == 0) return usage_error(path, ": became shorter while it was read");
     at += static_cast<std::size_t>(got);
   }
   file.left -= size;
@@ -199,16 +199,13 @@ Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const
 
 Result<Safetensors> Safetensors::read(const std::string& path, const CheckHeader& check) {
   auto open = DDP_TRY(open_file(path));
-  const auto wrong = [&path](const std::string& what) {
-    return Error{ErrorCode::kUsage, path + ": " + what};
-  };
+  const auto wrong = [&path](const auto&... what) { return usage_error(path, ": ", what...); };
   if (open.left < kLengthBytes) return wrong("not a safetensors file: shorter than 8 bytes");
   const auto size = DDP_TRY(read_bytes(open, kLengthBytes, path));
   std::uint64_t length = 0;
   std::memcpy(&length, size.data(), sizeof length);
   if (length > open.left) return wrong("not a safetensors file: its header would be longer than the file");
-  if (length > kMaxHeader)
-    return wrong("its header has " + std::to_string(length) + " bytes, and train reads at most 4 MiB");
+  if (length > kMaxHeader) return wrong("its header has ", length, " bytes, and train reads at most 4 MiB");
   const auto text = DDP_TRY(read_bytes(open, static_cast<std::size_t>(length), path));
 
   Safetensors file;
@@ -406,16 +403,14 @@ Result<> check_export_path(const std::string& path) {
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    return Error{ErrorCode::kUsage, "--export " + path + ": exists and is not a regular file"};
+    return usage_error("--export ", path, ": exists and is not a regular file");
   return check_output_path("--export", path + kUnfinishedSuffix);
 }
 
 template <class T>
 Result<> check_model(const Safetensors& file, const Model<T>& model) {
   const std::string& name_of_model = model.name();
-  const auto wrong = [&file](const std::string& name, const std::string& what) {
-    return Error{ErrorCode::kUsage, file.path() + ": tensor " + name + what};
-  };
+  const auto wrong = [&file](const auto&... what) { return usage_error(file.path(), ": tensor ", what...); };
   std::vector<TensorInfo> expected = model.parameter_tensors();
   std::ranges::copy(model.running_tensors(), std::back_inserter(expected));
   for (const std::string& name : model.counter_names())
@@ -423,15 +418,15 @@ Result<> check_model(const Safetensors& file, const Model<T>& model) {
   for (const TensorInfo& tensor : expected) {
     const auto found = file.tensors().find(tensor.name);
     if (found == file.tensors().end())
-      return wrong(tensor.name, " is missing; check that the file is of --model " + name_of_model);
+      return wrong(tensor.name, " is missing; check that the file is of --model ", name_of_model);
     if (found->second.shape != tensor.shape) {
-      return wrong(tensor.name, " is " + shape_text(found->second.shape) + "; the " + name_of_model +
-                                    " takes " + shape_text(tensor.shape));
+      return wrong(tensor.name, " is ", shape_text(found->second.shape), "; the ", name_of_model, " takes ",
+                   shape_text(tensor.shape));
     }
   }
   for (const auto& [name, tensor] : file.tensors()) {
     if (std::ranges::find(expected, name, &TensorInfo::name) == expected.end())
-      return wrong(name, " is unknown to the " + name_of_model);
+      return wrong(name, " is unknown to the ", name_of_model);
   }
   return {};
 }
@@ -441,7 +436,7 @@ Result<> import_model(const std::string& path, Model<T>& model) {
   const auto check = [&model](const Safetensors& header) { return check_model<T>(header, model); };
   const auto file = DDP_TRY(Safetensors::read(path, check));
   if (const std::string name = file.first_not_finite(); !name.empty())
-    return Error{ErrorCode::kUsage, path + ": tensor " + name + " has a number that is not finite"};
+    return usage_error(path, ": tensor ", name, " has a number that is not finite");
   import_model<T>(file, model);
   return {};
 }

@@ -22,7 +22,7 @@ Result<std::string> find_shared(PeerDirectory& directory, const std::string& nam
                                 std::chrono::milliseconds timeout, const std::string& me,
                                 const std::string& missing) {
   auto text = directory.find(name, timeout);
-  if (!text && text.error().code == ErrorCode::kTimeout) return Error{ErrorCode::kTimeout, me + missing};
+  if (!text && text.error().code == ErrorCode::kTimeout) return error_of(ErrorCode::kTimeout, me, missing);
   return within(me, std::move(text));
 }
 

@@ -39,10 +39,10 @@ Result<std::string> find_file(const std::string& directory, const std::string& n
   for (const std::string& path : {plain, plain + ".gz"}) {
     if (std::filesystem::exists(path, ignored)) return path;
   }
-  return Error{ErrorCode::kUsage, plain +
-                                      ": no such file, neither plain nor .gz; give a directory with the four "
-                                      "MNIST files by --data (Debian's package dataset-fashion-mnist brings "
-                                      "them), or --data synthetic"};
+  return usage_error(plain,
+                     ": no such file, neither plain nor .gz; give a directory with the four "
+                     "MNIST files by --data (Debian's package dataset-fashion-mnist brings "
+                     "them), or --data synthetic");
 }
 
 Result<Dataset> load_part(const std::string& directory, const std::string& part) {
@@ -51,23 +51,21 @@ Result<Dataset> load_part(const std::string& directory, const std::string& part)
   auto images = DDP_TRY(read_idx(images_path, 3, kMaxImages * kImagePixels));
   auto labels = DDP_TRY(read_idx(labels_path, 1, kMaxImages));
 
-  const auto wrong = [](const std::string& path, const std::string& what) {
-    return Error{ErrorCode::kUsage, path + ": " + what};
+  const auto wrong = [](const std::string& path, const auto&... what) {
+    return usage_error(path, ": ", what...);
   };
   if (images.sizes[1] != kImageSide || images.sizes[2] != kImageSide) {
-    return wrong(images_path, "images of " + std::to_string(images.sizes[1]) + " x " +
-                                  std::to_string(images.sizes[2]) + " pixels; the model takes 28 x 28");
+    return wrong(images_path, "images of ", images.sizes[1], " x ", images.sizes[2],
+                 " pixels; the model takes 28 x 28");
   }
   if (images.sizes[0] == 0) return wrong(images_path, "holds no image");
   if (images.sizes[0] != labels.sizes[0]) {
-    return wrong(labels_path, std::to_string(labels.sizes[0]) + " labels for " +
-                                  std::to_string(images.sizes[0]) + " images");
+    return wrong(labels_path, labels.sizes[0], " labels for ", images.sizes[0], " images");
   }
   const auto bad =
       std::find_if(labels.bytes.begin(), labels.bytes.end(), [](auto l) { return l >= kClasses; });
   if (bad != labels.bytes.end()) {
-    return wrong(labels_path, "label " + std::to_string(*bad) + " of image " +
-                                  std::to_string(bad - labels.bytes.begin()) + " is not 0 to 9");
+    return wrong(labels_path, "label ", *bad, " of image ", bad - labels.bytes.begin(), " is not 0 to 9");
   }
   return Dataset::of(std::move(images.bytes), std::move(labels.bytes));
 }
@@ -165,19 +163,22 @@ class GzipReader {
     reader.fd_ = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
     if (!reader.fd_ || ::fstat(reader.fd_.get(), &status) != 0) return system_error(errno, path);
-    if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": not a regular file"};
+    if (!S_ISREG(status.st_mode)) return usage_error(path, ": not a regular file");
     reader.file_size_ = static_cast<std::uint64_t>(status.st_size);
     DDP_TRY(reader.fill());
     if (reader.stream_->avail_in < 2 || !std::equal(kGzipMagic, kGzipMagic + 2, reader.buffer_.begin()))
       return reader;
     constexpr int kGzip = 16;
     if (inflateInit2(reader.stream_.get(), kGzip + MAX_WBITS) != Z_OK)
-      return Error{ErrorCode::kSystem, path + ": out of memory while reading"};
+      return error_of(ErrorCode::kSystem, path, ": out of memory while reading");
     reader.plain_ = false;
     return reader;
   }
 
-  Error wrong(const std::string& what) const { return Error{ErrorCode::kUsage, path_ + ": " + what}; }
+  template <class... Parts>
+  Error wrong(const Parts&... what) const {
+    return usage_error(path_, ": ", what...);
+  }
   std::uint64_t file_size() const { return file_size_; }
   bool plain() const { return plain_; }
 
@@ -235,7 +236,7 @@ class GzipReader {
       return wrong("extra bytes after the gzip data; copy the file again");
     } else {
       const char* text = stream_->msg != nullptr ? stream_->msg : zError(code);
-      return wrong(std::string("broken gzip data (") + text + "); copy the file again");
+      return wrong("broken gzip data (", text, "); copy the file again");
     }
     return room - stream_->avail_out;
   }
@@ -261,10 +262,10 @@ Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimension
   if (header[0] != 0 || header[1] != 0)
     return reader.wrong("not an IDX file: it does not begin with two zero bytes");
   if (header[2] != kUnsignedBytes) {
-    return reader.wrong("element type " + std::to_string(header[2]) + "; only unsigned bytes (8) are read");
+    return reader.wrong("element type ", header[2], "; only unsigned bytes (8) are read");
   }
   if (header[3] != dimensions) {
-    return reader.wrong(std::to_string(header[3]) + " dimensions instead of " + std::to_string(dimensions));
+    return reader.wrong(header[3], " dimensions instead of ", dimensions);
   }
   const auto got = DDP_TRY(reader.read(std::span(header).subspan(4)));
   if (got < header.size() - 4) return reader.wrong("not an IDX file: shorter than its header");
@@ -291,25 +292,20 @@ Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t
   auto sizes = DDP_TRY(read_header(reader, dimensions));
 
   const auto total = array_size(sizes, max_bytes);
-  if (!total)
-    return reader.wrong("more than " + std::to_string(max_bytes) + " bytes of data; that is the limit");
+  if (!total) return reader.wrong("more than ", max_bytes, " bytes of data; that is the limit");
   const std::uint64_t header = 4 + 4 * static_cast<std::uint64_t>(dimensions);
   const std::uint64_t most = reader.plain() ? reader.file_size() : reader.file_size() * kMaxExpansion;
   if (header + *total > most) {
-    return reader.wrong("the header announces " + std::to_string(*total) +
-                        " bytes of data; the file is too short");
+    return reader.wrong("the header announces ", *total, " bytes of data; the file is too short");
   }
 
   // The buffer has one byte more than the data: zlib compares the checksum when this byte is requested.
   IdxArray array{std::move(sizes), std::vector<std::uint8_t>(*total + 1)};
   const auto got = DDP_TRY(reader.read(array.bytes));
   if (got < *total) {
-    return reader.wrong("the header announces " + std::to_string(*total) + " bytes of data; the file has " +
-                        std::to_string(got));
+    return reader.wrong("the header announces ", *total, " bytes of data; the file has ", got);
   }
-  if (got > *total)
-    return reader.wrong("extra bytes after the " + std::to_string(*total) +
-                        " bytes that the header announces");
+  if (got > *total) return reader.wrong("extra bytes after the ", *total, " bytes that the header announces");
   array.bytes.pop_back();
   return array;
 }
@@ -413,7 +409,7 @@ DataHeader head_of(const MappedBytes& memory) {
 }
 
 Error foreign(const std::string& what) {
-  return {ErrorCode::kProtocol, "the data of another process of this node: " + what};
+  return error_of(ErrorCode::kProtocol, "the data of another process of this node: ", what);
 }
 
 }  // namespace
@@ -452,7 +448,7 @@ Result<DataMemory> DataMemory::map(UniqueFd fd, std::size_t size) {
 }
 
 Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
-  const std::string path = "/proc/" + std::to_string(ticket.pid) + "/fd/" + std::to_string(ticket.fd);
+  const std::string path = concat("/proc/", ticket.pid, "/fd/", ticket.fd);
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return system_error(errno, "open " + path);
   struct stat facts {};

@@ -24,8 +24,7 @@ using rendezvous::FlightRecorderMemory;
 namespace {
 
 std::string file_name(int rank, std::uint32_t attempt) {
-  return "rank-" + std::to_string(rank) + (attempt == 0 ? "" : ".attempt-" + std::to_string(attempt)) +
-         ".jsonl";
+  return concat("rank-", rank, (attempt == 0 ? "" : ".attempt-" + std::to_string(attempt)), ".jsonl");
 }
 
 bool is_log(const std::filesystem::path& path, const std::string& beginning) {
@@ -35,7 +34,7 @@ bool is_log(const std::filesystem::path& path, const std::string& beginning) {
 void remove_files_of(const std::string& directory, int rank) {
   std::error_code ignored;
   for (const auto& path : list_directory(directory))
-    if (is_log(path, "rank-" + std::to_string(rank) + ".")) std::filesystem::remove(path, ignored);
+    if (is_log(path, concat("rank-", rank, "."))) std::filesystem::remove(path, ignored);
 }
 
 /// Maps the agent's memory, if any: the agent can read it even after this process has died.
@@ -101,12 +100,11 @@ Result<std::string> read_flight_recorders(const std::string& directory) {
     std::ifstream file(path);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     auto dump = rendezvous::parse_dump(text);
-    if (!dump) return Error{ErrorCode::kUsage, path.string() + " is not a file that --flight-recorder wrote"};
+    if (!dump) return usage_error(path.string(), " is not a file that --flight-recorder wrote");
     dumps.push_back(std::move(*dump));
   }
   if (failed) return system_error(failed.value(), "read " + directory, ErrorCode::kUsage);
-  if (dumps.empty())
-    return Error{ErrorCode::kUsage, directory + " contains no flight recorder files (rank-R.jsonl)"};
+  if (dumps.empty()) return usage_error(directory, " contains no flight recorder files (rank-R.jsonl)");
   return rendezvous::analyze_desync(dumps).text;
 }
 

@@ -24,8 +24,7 @@ constexpr std::size_t kOldest = CUBLAS_VER_MAJOR * std::size_t{10000};
 constexpr std::size_t kWorkspace = std::size_t{32} << 20;
 
 std::string version_text(std::size_t version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
+  return concat(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
 /// cuBLASLt's functions as `train` calls them.
@@ -53,12 +52,10 @@ class CublasLt {
     CublasLtFunctions& own = functions_;
     // The version comes first: an old library lacks functions because of its age.
     from.need("cublasLtGetVersion", own.get_version);
-    if (from.missing != nullptr)
-      return Error{ErrorCode::kUsage, path_ + " is not cuBLASLt: cublasLtGetVersion is missing"};
+    if (from.missing != nullptr) return usage_error(path_, " is not cuBLASLt: cublasLtGetVersion is missing");
     version_ = own.get_version();
     if (version_ < kOldest)
-      return Error{ErrorCode::kUsage,
-                   name() + " is too old; " + version_text(kOldest) + " or newer is needed"};
+      return usage_error(name(), " is too old; ", version_text(kOldest), " or newer is needed");
     from.need("cublasLtGetStatusName", own.status_name);
     from.need("cublasLtCreate", own.create);
     from.need("cublasLtDestroy", own.destroy);
@@ -73,8 +70,7 @@ class CublasLt {
     from.need("cublasLtMatmulAlgoGetHeuristic", own.choose);
     from.need("cublasLtMatmul", own.multiply);
     if (from.missing != nullptr)
-      return Error{ErrorCode::kUsage,
-                   name() + " lacks " + from.missing + "; check that the file is complete"};
+      return usage_error(name(), " lacks ", from.missing, "; check that the file is complete");
     return {};
   }
 
@@ -83,7 +79,7 @@ class CublasLt {
   std::string name() const { return "cuBLASLt " + version_text(version_) + " (" + path_ + ")"; }
   Result<> check(cublasStatus_t status, const char* call) const {
     if (status == CUBLAS_STATUS_SUCCESS) return {};
-    return Error{ErrorCode::kSystem, std::string(call) + ": " + functions_.status_name(status)};
+    return error_of(ErrorCode::kSystem, call, ": ", functions_.status_name(status));
   }
 
  private:
@@ -233,14 +229,14 @@ Result<std::unique_ptr<MatrixProducts>> open_matrix_products(const std::string& 
                                  : named != nullptr && *named != '\0' ? named
                                                                       : kUsualName};
   if (names.front() == kUsualName) {
-    const std::string wheel = "nvidia/cu" + std::to_string(CUBLAS_VER_MAJOR) + "/lib";
+    const std::string wheel = concat("nvidia/cu", CUBLAS_VER_MAJOR, "/lib");
     std::ranges::copy(library_files(kUsualName, {wheel, "nvidia/cublas/lib"}, ::getenv),
                       std::back_inserter(names));
   }
   CublasLt library;
   const auto take = [&](LibraryFunctions from, const std::string& path) { return library.take(from, path); };
   if (const auto loaded = load_library(names, "cublasLtGetVersion", take); !loaded)
-    return Error{ErrorCode::kUsage, "cuBLASLt cannot be loaded: " + loaded.error().text};
+    return usage_error("cuBLASLt cannot be loaded: ", loaded.error().text);
   auto products = std::make_unique<CublasLtProducts>(std::move(library));
   DDP_TRY(products->open());
   return std::unique_ptr<MatrixProducts>(std::move(products));

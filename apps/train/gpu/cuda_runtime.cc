@@ -23,7 +23,7 @@ std::string text_of(cudaError_t answer) {
 
 /// Formats 13010 as "13.1".
 std::string cuda_version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  return concat(version / 1000, ".", version % 1000 / 10);
 }
 
 /// CUDA has one error for an old driver and for none.
@@ -48,8 +48,7 @@ Result<> cuda_check(cudaError_t answer, const char* call, std::source_location w
   if (answer == cudaSuccess) return {};
   const std::string_view path = where.file_name();
   const std::string_view file = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
-  return Error{ErrorCode::kSystem,
-               std::string(file) + ":" + std::to_string(where.line()) + ": " + call + ": " + text_of(answer)};
+  return error_of(ErrorCode::kSystem, file, ":", where.line(), ": ", call, ": ", text_of(answer));
 }
 
 Result<bool> cuda_is_done(cudaError_t answer, const char* call, std::source_location where) {
@@ -69,8 +68,8 @@ Result<> wait_for_stream(cudaStream_t stream, std::chrono::milliseconds timeout,
     if (done) return {};
     const auto waited = Clock::now() - begun;
     if (waited >= timeout) {
-      return Error{ErrorCode::kTimeout,
-                   "the GPU did not finish " + std::string(work) + " within " + format_duration(timeout)};
+      return error_of(ErrorCode::kTimeout, "the GPU did not finish ", work, " within ",
+                      format_duration(timeout));
     }
     constexpr std::chrono::milliseconds kPause{1};
     if (waited < kPause) {  // most work takes less than a pause
@@ -87,8 +86,8 @@ Result<int> count_gpus() {
   if (answer == cudaSuccess && count > 0) return count;
   (void)cudaGetLastError();  // clears the error; else the next check would report it
   if (answer == cudaErrorInsufficientDriver) return Error{ErrorCode::kSystem, driver_error()};
-  return Error{ErrorCode::kSystem,
-               "cudaGetDeviceCount: " + text_of(answer == cudaSuccess ? cudaErrorNoDevice : answer)};
+  return error_of(ErrorCode::kSystem,
+                  "cudaGetDeviceCount: ", text_of(answer == cudaSuccess ? cudaErrorNoDevice : answer));
 }
 
 bool gpus_are_restricted() {
@@ -99,15 +98,14 @@ Result<int> choose_gpu(int gpus, int local_rank, bool restricted, bool shared) {
   if (local_rank < gpus) return local_rank;
   if (shared) return local_rank % gpus;
   if (restricted && gpus == 1) return 0;
-  return Error{ErrorCode::kUsage, "this process sees " + counted(gpus, "GPU") + ", none for local rank " +
-                                      std::to_string(local_rank)};
+  return usage_error("this process sees ", counted(gpus, "GPU"), ", none for local rank ", local_rank);
 }
 
 std::string gpu_identity(const cudaDeviceProp& properties) {
   const std::span<const char> uuid(properties.uuid.bytes);
   if (std::ranges::all_of(uuid, [](char byte) { return byte == 0; })) {
-    return host_name() + " " + std::to_string(properties.pciDomainID) + ":" +
-           std::to_string(properties.pciBusID) + ":" + std::to_string(properties.pciDeviceID);
+    return concat(host_name(), " ", properties.pciDomainID, ":", properties.pciBusID, ":",
+                  properties.pciDeviceID);
   }
   std::string text;
   for (const char byte : uuid)
@@ -127,7 +125,7 @@ Result<DeviceBytes> make_device_bytes(std::size_t size) {
   void* memory = nullptr;
   if (const auto done = DDP_CUDA_CHECK(cudaMalloc, &memory, size); !done) {
     (void)cudaGetLastError();
-    return within("cannot allocate " + std::to_string(size >> 20) + " MiB of GPU memory", done.error());
+    return within(concat("cannot allocate ", size >> 20, " MiB of GPU memory"), done.error());
   }
   DeviceBytes bytes(static_cast<std::byte*>(memory));
   DDP_TRY(DDP_CUDA_CHECK(cudaMemset, memory, 0, size));

@@ -112,7 +112,7 @@ typename DeviceNet<T>::Program program_of(const ModelLayout& layout, const Devic
 
 Result<> can_use_gpu() {
   const auto gpus = count_gpus();
-  return gpus ? Result<>() : Error{ErrorCode::kUsage, "no usable NVIDIA GPU: " + gpus.error().text};
+  return gpus ? Result<>() : usage_error("no usable NVIDIA GPU: ", gpus.error().text);
 }
 
 Result<std::string> own_gpu(int local_rank) {
@@ -121,9 +121,8 @@ Result<std::string> own_gpu(int local_rank) {
   cudaDeviceProp properties{};
   DDP_TRY(DDP_CUDA_CHECK(cudaGetDeviceProperties, &properties, gpu));
   if (10 * properties.major + properties.minor < kLeastCapability) {
-    return Error{ErrorCode::kUsage, std::string(properties.name) + " has compute capability " +
-                                        std::to_string(properties.major) + "." +
-                                        std::to_string(properties.minor) + "; 7.5 is needed"};
+    return usage_error(properties.name, " has compute capability ", properties.major, ".", properties.minor,
+                       "; 7.5 is needed");
   }
   return gpu_identity(properties);
 }

@@ -20,13 +20,10 @@ Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std
   const std::uint64_t n = config.samples;
   if (n == 0) return Error{ErrorCode::kUsage, "the data set has no samples"};
   if (n >= kMaxSamples) {
-    return Error{ErrorCode::kUsage, "the data set has " + std::to_string(n) +
-                                        " samples; the sampler's limit is " +
-                                        std::to_string(kMaxSamples - 1)};
+    return usage_error("the data set has ", n, " samples; the sampler's limit is ", kMaxSamples - 1);
   }
   if (config.begin > n) {
-    return Error{ErrorCode::kUsage, "sample " + std::to_string(config.begin) + " of " + std::to_string(n) +
-                                        " is not a valid first sample"};
+    return usage_error("sample ", config.begin, " of ", n, " is not a valid first sample");
   }
   std::vector<std::uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);

@@ -98,8 +98,8 @@ StateHeader head_of(Trainer<T>& trainer, const TrainingMarks& marks) {
 
 /// An error only without --sync-every-inter: with it nodes may differ, and `from` makes them equal.
 inline Error differing(int rank, int from, std::uint64_t step) {
-  return {ErrorCode::kInternal, "weights differ after step " + std::to_string(step) + ": those of rank " +
-                                    std::to_string(rank) + " are not those of rank " + std::to_string(from)};
+  return error_of(ErrorCode::kInternal, "weights differ after step ", step, ": those of rank ", rank,
+                  " are not those of rank ", from);
 }
 
 /// Converts the position of `from`'s world to the present world.
@@ -133,9 +133,8 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
   const auto all = DDP_TRY(gather_values(world, mine));
   const RetainedState& source = all[static_cast<std::size_t>(from)];
   if (source.any == 0) {
-    return Error{ErrorCode::kProtocol,
-                 "rank " + std::to_string(from) +
-                     " holds no state of the training, although the launcher chose it as the source"};
+    return error_of(ErrorCode::kProtocol, "rank ", from,
+                    " holds no state of the training, although the launcher chose it as the source");
   }
   bool needed = false;
   for (int rank = 0; rank < world.world_size(); ++rank) {
@@ -155,14 +154,13 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
   const StateHeader own = head;
   DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(&head, 1)), from));
   if (head.parameters != own.parameters || head.running != own.running || head.vectors != own.vectors)
-    return Error{ErrorCode::kProtocol, "rank " + std::to_string(from) + " trains another model"};
+    return error_of(ErrorCode::kProtocol, "rank ", from, " trains another model");
   if (needed) {
     numbers.resize(head.running + head.parameters * (1 + head.vectors));
     DDP_TRY(world.broadcast(std::as_writable_bytes(std::span(numbers)), from));
     if (fnv_hash(std::as_bytes(std::span(numbers))) != head.hash) {
-      return Error{ErrorCode::kInternal, "rank " + std::to_string(world.rank()) +
-                                             " received other weights than rank " + std::to_string(from) +
-                                             " sent"};
+      return error_of(ErrorCode::kInternal, "rank ", world.rank(), " received other weights than rank ", from,
+                      " sent");
     }
     bool wanted = !held || mine.step != source.step;  // the running statistics come first
     std::span<const T> left(numbers);
@@ -224,9 +222,9 @@ class CheckpointRun {
     trainer_.optimizer().set_steps(state.optimizer_steps);
     written_step_ = state.position.step;
     if (world_->rank() == 0) {
-      say("resuming from " + found.path + ": step " + std::to_string(state.position.step) + ", epoch " +
-          std::to_string(trainer_.position().epoch + 1) + ", " + counted(state.world_size, "rank") +
-          " then, " + std::to_string(world_->world_size()) + " now");
+      say(concat("resuming from ", found.path, ": step ", state.position.step, ", epoch ",
+                 trainer_.position().epoch + 1, ", ", counted(state.world_size, "rank"), " then, ",
+                 world_->world_size(), " now"));
     }
     return {};
   }
@@ -316,10 +314,11 @@ class CheckpointRun {
     // A former rank 0 still has its writer.
     Result<> last = writer_ && world_->rank() == 0 ? writer_->wait() : Result<>();
     if (last && skipped_step_ == trainer_.position().step)
-      last = Error{ErrorCode::kSystem, "step " + std::to_string(*skipped_step_) + " was dropped"};
+      last = error_of(ErrorCode::kSystem, "step ", *skipped_step_, " was dropped");
     if (!last) {
-      last = Error{ErrorCode::kSystem,
-                   "the training is complete but its last checkpoint was not written: " + last.error().text};
+      last =
+          error_of(ErrorCode::kSystem,
+                   "the training is complete but its last checkpoint was not written: ", last.error().text);
     }
     last_outcome_ = share_outcome(*world_, last);
     return {};
@@ -375,7 +374,7 @@ class CheckpointRun {
     std::error_code failed;
     // A link that leads nowhere has the name as well.
     for (int number = 2; std::filesystem::exists(std::filesystem::symlink_status(to, failed)); ++number)
-      to = path + ".damaged-" + std::to_string(number);
+      to = concat(path, ".damaged-", number);
     std::filesystem::rename(path, to, failed);
     return failed ? "not renamed: " + failed.message() : "renamed to " + to;
   }
@@ -400,15 +399,13 @@ class CheckpointRun {
       auto state = read_checkpoint_state(*path);
       const auto named = checkpoint_step(std::filesystem::path(*path).filename().string());
       if (choose && state && named != state->position.step) {
-        state = Error{ErrorCode::kUsage, *path + ": is the checkpoint of step " +
-                                             std::to_string(state->position.step) +
-                                             ", which is not the step in its name"};
+        state = usage_error(*path, ": is the checkpoint of step ", state->position.step,
+                            ", which is not the step in its name");
       }
       const std::string difference = state ? mismatch(mine, *state) : "";
       if (!difference.empty()) {
-        return Error{ErrorCode::kUsage,
-                     "cannot resume from " + *path + ": " + difference +
-                         "; resume with the same options and data, or name another checkpoint"};
+        return usage_error("cannot resume from ", *path, ": ", difference,
+                           "; resume with the same options and data, or name another checkpoint");
       }
       auto checkpoint = state ? read(*path, std::move(*state)) : Result<Checkpoint>(state.error());
       if (checkpoint) {
@@ -427,8 +424,8 @@ class CheckpointRun {
     if (damaged.empty()) return {};
     Error last = damaged.front().second;
     if (paths.size() > 1) {
-      last.text += "; none of the " + std::to_string(paths.size()) + " checkpoints in " + directory +
-                   " is good; to start over, give another --checkpoint-dir";
+      last.text += concat("; none of the ", paths.size(), " checkpoints in ", directory,
+                          " is good; to start over, give another --checkpoint-dir");
     } else if (const auto names = list_checkpoints(directory); !choose && names && names->size() > 1) {
       last.text += "; --checkpoint-dir " + directory + " --resume auto resumes from the last good checkpoint";
     }
@@ -475,10 +472,9 @@ class CheckpointRun {
       const std::string rank = "rank " + std::to_string(number);
       const std::string theirs = checkpoint_name(one.step);
       if (!choose) {
-        return Error{ErrorCode::kUsage,
-                     "--resume: rank 0 finds " + checkpoint_name(first.step) + " in its path, and " + rank +
-                         " finds " + (one.step == first.step ? "another " : "") + theirs +
-                         " in its own; name the same checkpoint on all ranks, or remove the other one"};
+        return usage_error("--resume: rank 0 finds ", checkpoint_name(first.step), " in its path, and ", rank,
+                           " finds ", one.step == first.step ? "another " : "", theirs,
+                           " in its own; name the same checkpoint on all ranks, or remove the other one");
       }
       const std::string own = first.is_there == 0 ? "no checkpoint" : "only " + checkpoint_name(first.step);
       return Error{
@@ -496,10 +492,8 @@ class CheckpointRun {
     const std::size_t running =
         trainer_.model().running_statistics().size() * static_cast<std::size_t>(state.world_size);
     if (state.running.size() != running) {
-      return Error{ErrorCode::kUsage, checkpoint.path + "/state.json: has " +
-                                          std::to_string(state.running.size()) + " running_statistics; " +
-                                          counted(state.world_size, "rank") + " of this model have " +
-                                          std::to_string(running)};
+      return usage_error(checkpoint.path, "/state.json: has ", state.running.size(), " running_statistics; ",
+                         counted(state.world_size, "rank"), " of this model have ", running);
     }
     import_model<T>(checkpoint.model, trainer_.model());
     return {};
@@ -560,11 +554,10 @@ class CheckpointRun {
     const std::uint64_t begin = trainer_.position().step;
     // Checkpoints after the choice of --resume auto are damaged ones that could not be renamed.
     if (options_.resume != "auto" && !names.empty() && *checkpoint_step(names.back()) > begin) {
-      return Error{ErrorCode::kUsage,
-                   "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names.back() +
-                       " of another training, while this one begins after step " + std::to_string(begin) +
-                       "; give another --checkpoint-dir, resume from there with --resume "
-                       "auto, or remove the later checkpoints"};
+      return usage_error("--checkpoint-dir ", options_.checkpoint_dir, " holds ", names.back(),
+                         " of another training, while this one begins after step ", begin,
+                         "; give another --checkpoint-dir, resume from there with --resume "
+                         "auto, or remove the later checkpoints");
     }
     open_writer();
     return {};

@@ -74,10 +74,8 @@ class RejoiningRank {
       ::setenv("LOCAL_RANK", std::to_string(environment_.local_rank).c_str(), 1);
       gpu_ = gpu;
     } else if (gpu != gpu_ && choice_->device == DeviceKind::kGpu) {
-      return Error{ErrorCode::kUsage, rank_text(environment_) + " holds its model on GPU " +
-                                          std::to_string(gpu_) + ", but has GPU " + std::to_string(gpu) +
-                                          " in attempt " + std::to_string(order.attempt) +
-                                          "; a new process must take its place"};
+      return usage_error(rank_text(environment_), " holds its model on GPU ", gpu_, ", but has GPU ", gpu,
+                         " in attempt ", order.attempt, "; a new process must take its place");
     }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
     const int reference_rank = order.from ? static_cast<int>(*order.from) : 0;
@@ -148,8 +146,8 @@ Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::At
   if (colon != std::string::npos)
     port = parse_number<std::uint16_t>(std::string_view(order.store).substr(colon + 1)).value_or(0);
   if ((host.empty() || port == 0) && order.world > 1) {
-    return Error{ErrorCode::kProtocol,
-                 "the launcher ordered an attempt with the store \"" + order.store + "\""};
+    return error_of(ErrorCode::kProtocol, "the launcher ordered an attempt with the store \"", order.store,
+                    "\"");
   }
   before.rank = static_cast<int>(order.rank);
   before.world_size = static_cast<int>(order.world);

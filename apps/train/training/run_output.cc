@@ -241,7 +241,7 @@ std::string profile_path(const std::string& path, const Communicator& world) {
   const std::size_t name = path.rfind('/') == std::string::npos ? 0 : path.rfind('/') + 1;
   const std::size_t dot = path.rfind('.');
   const std::size_t at = dot == std::string::npos || dot <= name ? path.size() : dot;
-  return path.substr(0, at) + ".rank" + std::to_string(world.rank()) + path.substr(at);
+  return concat(path.substr(0, at), ".rank", world.rank(), path.substr(at));
 }
 
 std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks) {

@@ -135,8 +135,8 @@ class Trainer {
     if (communicators_.attempt > 0) name += ".attempt-" + std::to_string(communicators_.attempt);
     auto opened = sample_log_.open("--sample-log", options_.sample_log + name);
     if (opened || (opened.error().sys != ENOENT && opened.error().sys != ENOTDIR)) return opened;
-    return Error{ErrorCode::kUsage, "--sample-log " + options_.sample_log +
-                                        ": not a directory; create it on the node of each rank"};
+    return usage_error("--sample-log ", options_.sample_log,
+                       ": not a directory; create it on the node of each rank");
   }
 
   /// Sends rank 0's weights to all ranks: a rank of another build could have drawn other weights.
@@ -162,9 +162,8 @@ class Trainer {
   /// kUsage when at least the last `limit` steps were dropped; nodes may give different results.
   Result<> check_dropped(int limit) const {
     if (dropped_in_a_row_ < limit) return {};
-    return Error{ErrorCode::kUsage, "the gradients of " + std::to_string(dropped_in_a_row_) +
-                                        " steps in a row, up to step " + std::to_string(position_.step) +
-                                        ", are not finite: training has diverged; try a smaller --lr"};
+    return usage_error("the gradients of ", dropped_in_a_row_, " steps in a row, up to step ", position_.step,
+                       ", are not finite: training has diverged; try a smaller --lr");
   }
 
   /// With --sync-every-inter: averages the nodes, each weighted by its number of ranks. Does nothing if no
@@ -542,7 +541,7 @@ class Trainer {
 
   void log_samples(std::span<const std::uint32_t> samples, std::uint64_t step) {
     if (!sample_log_.is_open()) return;
-    std::string line = std::to_string(position_.epoch) + " " + std::to_string(step) + ":";
+    std::string line = concat(position_.epoch, " ", step, ":");
     for (const std::uint32_t sample : samples)
       line += " " + std::to_string(sample);
     sample_log_.append(line + "\n");

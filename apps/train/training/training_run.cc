@@ -69,8 +69,8 @@ class Progress {
 
     images_ += report.images;
     if (report.dropped) {
-      say("step " + std::to_string(report.total) +
-          " dropped on all ranks: the gradient is not finite; the weights are unchanged");
+      say(concat("step ", report.total,
+                 " dropped on all ranks: the gradient is not finite; the weights are unchanged"));
     } else {
       loss_ += report.loss;
       ++steps_;
@@ -187,7 +187,7 @@ std::string differing_ranks(const std::vector<std::uint64_t>& values, std::uint6
                             const std::vector<std::string>& hosts) {
   std::vector<std::string> differing;
   for (std::size_t rank = 0; rank < values.size(); ++rank)
-    if (values[rank] != right) differing.push_back("rank " + std::to_string(rank) + " (" + hosts[rank] + ")");
+    if (values[rank] != right) differing.push_back(concat("rank ", rank, " (", hosts[rank], ")"));
   return join_some(differing, 8);
 }
 
@@ -215,26 +215,22 @@ Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optio
   };
   if (std::ranges::none_of(files, differ)) return {};
   const auto hosts = DDP_TRY(gather_hosts(world));
-  const auto rank_text = [&hosts](std::size_t rank) {
-    return "rank " + std::to_string(rank) + " (" + hosts[rank] + ")";
-  };
+  const auto rank_text = [&hosts](std::size_t rank) { return concat("rank ", rank, " (", hosts[rank], ")"); };
   for (std::size_t file = 0; file < files.size(); ++file) {
     const std::vector<std::uint64_t>& values = files[file];
     const std::string what = std::string("the ") + kFiles[file] + " of ";
     if (from) {
       const auto own = static_cast<std::size_t>(world.rank()), source = static_cast<std::size_t>(*from);
       if (values[own] == values[source]) continue;
-      return Error{ErrorCode::kUsage, what + rank_text(own) + " have the CRC-32 " +
-                                          crc32_text(mine.checksums[file]) + ", and those of " +
-                                          rank_text(source) + ", with which the training was begun, " +
-                                          crc32_text(static_cast<std::uint32_t>(values[source])) +
-                                          "; give all nodes the same data"};
+      return usage_error(what, rank_text(own), " have the CRC-32 ", crc32_text(mine.checksums[file]),
+                         ", and those of ", rank_text(source), ", with which the training was begun, ",
+                         crc32_text(static_cast<std::uint32_t>(values[source])),
+                         "; give all nodes the same data");
     }
     if (!differ(values)) continue;
     const std::size_t right = most_frequent(values);
-    return Error{ErrorCode::kUsage, what + differing_ranks(values, values[right], hosts) +
-                                        " are not those of " + rank_text(right) +
-                                        "; give all nodes the same data"};
+    return usage_error(what, differing_ranks(values, values[right], hosts), " are not those of ",
+                       rank_text(right), "; give all nodes the same data");
   }
   return {};
 }
@@ -266,12 +262,11 @@ Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
   const std::size_t best = most_frequent(hashes);
   std::string differing;
   for (std::size_t i = 0; i < hashes.size(); ++i) {
-    if (hashes[i] != hashes[best])
-      differing += " rank " + std::to_string(i) + " has " + hash_text(hashes[i]) + ",";
+    if (hashes[i] != hashes[best]) differing += concat(" rank ", i, " has ", hash_text(hashes[i]), ",");
   }
   if (differing.empty()) return {};
-  return Error{ErrorCode::kInternal, "weights differ:" + differing + " rank " + std::to_string(best) +
-                                         " has " + hash_text(hashes[best])};
+  return error_of(ErrorCode::kInternal, "weights differ:", differing, " rank ", best, " has ",
+                  hash_text(hashes[best]));
 }
 
 template <class T>
@@ -377,9 +372,8 @@ class TypedTrainingRun final : public TrainingRun {
         if (!speaks_) return {};
         auto imported = import_model<T>(options_.init_from, *model_);
         if (imported || imported.error().sys == 0) return imported;
-        return Error{ErrorCode::kUsage,
-                     system_error(imported.error().sys, "--init-from " + options_.init_from).text +
-                         "; give a safetensors file on the node of rank 0"};
+        return usage_error(system_error(imported.error().sys, "--init-from " + options_.init_from).text,
+                           "; give a safetensors file on the node of rank 0");
       };
       DDP_TRY(share_outcome(*world_, read, options_.comm_timeout / 4, interrupt_));
     }
@@ -410,9 +404,8 @@ class TypedTrainingRun final : public TrainingRun {
     // The last step's record may be missing: another rank 0 may have died before writing it.
     if (marks_.last.total > before) progress_.step(marks_.last);
     const int ranks = world_->world_size();
-    progress_.say("attempt " + std::to_string(attempt_) + ": " +
-                  counted(ranks, "rank continues", "ranks continue") + " from step " +
-                  std::to_string(trainer_.position().step) + " (state of rank " + std::to_string(from) + ")");
+    progress_.say(concat("attempt ", attempt_, ": ", counted(ranks, "rank continues", "ranks continue"),
+                         " from step ", trainer_.position().step, " (state of rank ", from, ")"));
     return checkpoints_.prepare_again();
   }
 
@@ -503,8 +496,8 @@ class TypedTrainingRun final : public TrainingRun {
   Result<> check_finite() {
     Model<T>& model = trainer_.model();
     if (all_finite<T>(model.parameters()) && all_finite<T>(model.running_statistics())) return {};
-    return Error{ErrorCode::kUsage, "the weights after step " + std::to_string(trainer_.position().step) +
-                                        " are not finite: training has diverged; try a smaller --lr"};
+    return usage_error("the weights after step ", trainer_.position().step,
+                       " are not finite: training has diverged; try a smaller --lr");
   }
 
   Result<> finish() {

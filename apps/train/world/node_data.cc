@@ -101,8 +101,8 @@ Result<> NodeData::complete(Communicator& world, const WorkerEnvironment& enviro
     return is_here() ? Result<>() : load_from("synthetic");
   }
   const int root = static_cast<int>(std::ranges::find(all, 1u) - all.begin());
-  line_ = "data " + usual_ + " of rank " + std::to_string(root) + ", sent to " +
-          counted(lacking, "rank without it", "ranks without it");
+  line_ = concat("data ", usual_, " of rank ", root, ", sent to ",
+                 counted(lacking, "rank without it", "ranks without it"));
   const bool lacks = !is_here();
   DDP_TRY(receive(world, root));
   if (lacks && reads_first(environment)) offer();

@@ -31,7 +31,7 @@ std::string first_obstacle(std::span<const RankAbility> ranks, std::string RankA
     if (!text.empty()) {
       ++more;
     } else {
-      text = "rank " + std::to_string(rank) + " on " + ranks[rank].host + ": " + why;
+      text = concat("rank ", rank, " on ", ranks[rank].host, ": ", why);
     }
   }
   if (more == 0) return text;
@@ -49,8 +49,7 @@ std::string shared_gpu(std::span<const RankAbility> ranks) {
     if (ranks[rank].gpu.empty()) continue;
     const auto [owner, is_first] = owners.emplace(ranks[rank].gpu, rank);
     if (is_first) continue;
-    return "rank " + std::to_string(rank) + " on " + ranks[rank].host + ": its GPU is also that of rank " +
-           std::to_string(owner->second);
+    return concat("rank ", rank, " on ", ranks[rank].host, ": its GPU is also that of rank ", owner->second);
   }
   return "";
 }
@@ -59,7 +58,7 @@ std::string shared_gpu(std::span<const RankAbility> ranks) {
 std::string first_visible(std::span<const RankAbility> ranks) {
   const auto rank = std::ranges::find_if(ranks, [](const RankAbility& one) { return !one.visible.empty(); });
   if (rank == ranks.end()) return "";
-  return "rank " + std::to_string(rank - ranks.begin()) + " on " + rank->host + " sees " + rank->visible;
+  return concat("rank ", rank - ranks.begin(), " on ", rank->host, " sees ", rank->visible);
 }
 
 /// Names the first rank without a GPU of its own.
@@ -76,8 +75,8 @@ Obstacle nccl_obstacle(std::span<const RankAbility> ranks) {
   if (std::string text = shared_gpu(ranks); !text.empty()) return {text, kOneEach};
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
     if (version_of(ranks[rank]) == version_of(ranks[0])) continue;
-    return {"rank " + std::to_string(rank) + " on " + ranks[rank].host + " has " + version_of(ranks[rank]) +
-                ", rank 0 on " + ranks[0].host + " has " + version_of(ranks[0]),
+    return {concat("rank ", rank, " on ", ranks[rank].host, " has ", version_of(ranks[rank]), ", rank 0 on ",
+                   ranks[0].host, " has ", version_of(ranks[0])),
             "install the same version on all nodes, or name its file by DDPLAUNCH_NCCL_LIBRARY"};
   }
   return {};
@@ -93,8 +92,7 @@ Obstacle cpu_reason(const TrainOptions& options, std::size_t ranks) {
 }
 
 Error unusable(const Obstacle& obstacle, const std::string& instead) {
-  return {ErrorCode::kUsage,
-          obstacle.text + "; " + (obstacle.remedy.empty() ? "" : obstacle.remedy + ", or ") + instead};
+  return usage_error(obstacle.text, "; ", obstacle.remedy.empty() ? "" : obstacle.remedy + ", or ", instead);
 }
 
 }  // namespace
@@ -107,7 +105,7 @@ bool leaves_choice(const TrainOptions& options) {
 Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAbility> ranks) {
   RunChoice choice{options.device, options.comm, ""};
   if (const std::string text = shared_gpu(ranks); options.comm == CommKind::kNccl && !text.empty()) {
-    return Error{ErrorCode::kUsage, "--comm nccl: " + text + "; start one rank per GPU, or use --share-gpu"};
+    return usage_error("--comm nccl: ", text, "; start one rank per GPU, or use --share-gpu");
   }
   if (options.device == DeviceKind::kAuto) {
     Obstacle obstacle = cpu_reason(options, ranks.size());
@@ -117,7 +115,7 @@ Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAb
     choice.device = choice.obstacle.empty() ? DeviceKind::kGpu : DeviceKind::kCpu;
     const std::string gpu_only = gpu_option(options), visible = first_visible(ranks);
     if (choice.device == DeviceKind::kCpu && !gpu_only.empty())
-      return Error{ErrorCode::kUsage, gpu_only + " requires --device gpu: " + choice.obstacle};
+      return usage_error(gpu_only, " requires --device gpu: ", choice.obstacle);
     if (choice.device == DeviceKind::kCpu && !visible.empty())
       return unusable({obstacle.text + ", and " + visible, obstacle.remedy},
                       "use the CPUs with --device cpu");
@@ -251,9 +249,8 @@ Result<> check_own_gpu(const ChoiceRanks& ranks, PeerDirectory& directory, const
     const auto text =
         DDP_TRY(within(rank_text(ranks.rank), directory.find(ability_key(rank), ranks.timeout)));
     if (read_rank_ability(text).gpu != ability.gpu) continue;
-    return Error{ErrorCode::kUsage, rank_text(ranks.rank) + " on " + ability.host +
-                                        ": its GPU is also that of " + rank_text(rank) +
-                                        ", and the job uses NCCL; give it a GPU of its own"};
+    return usage_error(rank_text(ranks.rank), " on ", ability.host, ": its GPU is also that of ",
+                       rank_text(rank), ", and the job uses NCCL; give it a GPU of its own");
   }
   return {};
 }

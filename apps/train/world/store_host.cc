@@ -11,10 +11,9 @@ namespace ddp::train {
 Result<std::unique_ptr<StoreDirectory>> StoreDirectory::open(rendezvous::TcpStoreClient client,
                                                              const std::string& run_id, std::uint32_t attempt,
                                                              int rank, std::chrono::milliseconds timeout) {
-  const std::string prefix = "ddp_train/" + run_id + "/" + std::to_string(attempt) + "/";
-  const auto run = DDP_TRY(client.add(prefix + "runs/" + std::to_string(rank), 1, timeout));
-  return std::unique_ptr<StoreDirectory>(
-      new StoreDirectory(std::move(client), prefix + std::to_string(run) + "/"));
+  const std::string prefix = concat("ddp_train/", run_id, "/", attempt, "/");
+  const auto run = DDP_TRY(client.add(concat(prefix, "runs/", rank), 1, timeout));
+  return std::unique_ptr<StoreDirectory>(new StoreDirectory(std::move(client), concat(prefix, run, "/")));
 }
 
 StoreDirectory::StoreDirectory(rendezvous::TcpStoreClient client, std::string prefix)

@@ -25,14 +25,12 @@ using Getter = std::function<const char*(const char*)>;
 Result<std::int64_t> number(const Getter& get, const char* name, std::int64_t least, std::int64_t most) {
   const char* value = get(name);
   if (value == nullptr) {
-    return Error{ErrorCode::kUsage, std::string(name) +
-                                        " is not set; start train with ddplaunch (or torchrun), or " +
-                                        "without RANK and WORLD_SIZE for a single process"};
+    return usage_error(name, " is not set; start train with ddplaunch (or torchrun), or ",
+                       "without RANK and WORLD_SIZE for a single process");
   }
   const auto result = parse_number<std::int64_t>(value);
   if (!result || *result < least || *result > most) {
-    return Error{ErrorCode::kUsage, std::string(name) + "=\"" + value + "\" is not a number from " +
-                                        std::to_string(least) + " to " + std::to_string(most)};
+    return usage_error(name, "=\"", value, "\" is not a number from ", least, " to ", most);
   }
   return *result;
 }
@@ -75,7 +73,7 @@ Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   result.master_port = static_cast<std::uint16_t>(port);
   const char* address = get("MASTER_ADDR");
   if (address == nullptr || *address == 0) {
-    return Error{ErrorCode::kUsage, "MASTER_ADDR is not set, but WORLD_SIZE is " + std::to_string(world)};
+    return usage_error("MASTER_ADDR is not set, but WORLD_SIZE is ", world);
   }
   result.master_addr = address;
   const char* agent_store = get("TORCHELASTIC_USE_AGENT_STORE");
@@ -92,7 +90,7 @@ struct NodeRankRange {
 };
 
 std::string encode(const NodeRankRange& ranks) {
-  return std::to_string(ranks.first) + " " + std::to_string(ranks.count);
+  return concat(ranks.first, " ", ranks.count);
 }
 
 std::optional<NodeRankRange> decode(std::string_view text) {
@@ -116,13 +114,13 @@ Result<NodeMap> find_nodes(const WorldConfig& config, PeerDirectory& directory) 
     DDP_TRY(within(config.me(),
                    directory.share(key(config.node), encode({config.rank, config.local_world_size}))));
   for (int node = 0, known = 0; known < config.world_size; ++node) {
-    const auto text =
-        DDP_TRY(find_shared(directory, key(node), config.start_timeout, config.me(),
-                            " cannot find node " + std::to_string(node) +
-                                ": its first rank has not reached the store in time; check that it started"));
+    const auto text = DDP_TRY(
+        find_shared(directory, key(node), config.start_timeout, config.me(),
+                    concat(" cannot find node ", node,
+                           ": its first rank has not reached the store in time; check that it started")));
     const auto ranks = decode(text);
     if (!ranks)
-      return Error{ErrorCode::kProtocol, config.me() + ": node " + key(node) + " is \"" + text + "\""};
+      return error_of(ErrorCode::kProtocol, config.me(), ": node ", key(node), " is \"", text, "\"");
     map.ranks.emplace_back(static_cast<std::size_t>(ranks->count));
     std::iota(map.ranks.back().begin(), map.ranks.back().end(), ranks->first);
     known += ranks->count;
@@ -132,10 +130,9 @@ Result<NodeMap> find_nodes(const WorldConfig& config, PeerDirectory& directory) 
       static_cast<std::size_t>(map.local_rank) < map.ranks[static_cast<std::size_t>(map.node)].size() &&
       map.rank() == config.rank;
   if (mine && map.world_size() == config.world_size) return map;
-  return Error{ErrorCode::kUsage,
-               config.me() +
-                   ": RANK contradicts GROUP_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE: "
-                   "the ranks of a node must be consecutive; --comm tcp works without this"};
+  return usage_error(config.me(),
+                     ": RANK contradicts GROUP_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE: "
+                     "the ranks of a node must be consecutive; --comm tcp works without this");
 }
 
 bool knows_nodes(const WorldConfig& config) {
@@ -243,8 +240,8 @@ Result<> compare_backends(const WorldOptions& options, PeerDirectory& directory)
   if (options.rank == options.reference_rank)
     return within(options.me(), directory.share("backend", to_text(mine)));
   const auto text = DDP_TRY(find_shared(directory, "backend", options.start_timeout, options.me(),
-                                        ": rank " + std::to_string(options.reference_rank) +
-                                            " has not reached the store in time; check that it started"));
+                                        concat(": rank ", options.reference_rank,
+                                               " has not reached the store in time; check that it started")));
   const std::string differs = difference(mine, options.rank, text, options.reference_rank);
   return differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
 }
@@ -369,10 +366,9 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
   const WorldOptions mine = placed(environment, options);
   if (options.comm == CommKind::kNccl) DDP_TRY(load_nccl(mine));
   if (mine.world_size == 1 || !needs_nodes(mine) || knows_nodes(mine)) return {};
-  return Error{ErrorCode::kUsage,
-               std::string(options.with_nodes ? "--sync-every-inter" : "--comm shm") +
-                   " needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
-                   "these variables say which ranks share a node"};
+  return usage_error(options.with_nodes ? "--sync-every-inter" : "--comm shm",
+                     " needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
+                     "these variables say which ranks share a node");
 }
 
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {
@@ -393,7 +389,7 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
                                                 const WorldOptions& options, PeerDirectory& directory,
                                                 std::pair<int, int> ranks, bool same_node) {
   GroupConfig config = placed(environment, options);
-  config.group = "pair" + std::to_string(ranks.first) + "-" + std::to_string(ranks.second);
+  config.group = concat("pair", ranks.first, "-", ranks.second);
   config.rank = environment.rank == ranks.first ? 0 : 1;
   config.world_size = 2;
   config.names = {ranks.first, ranks.second};
@@ -505,7 +501,7 @@ Result<std::string> tested_line(const WorkerEnvironment& environment, Communicat
   }
   std::vector<std::string> parts;
   for (const auto& [model, count] : devices)
-    parts.push_back(std::to_string(count) + " × " + model);
+    parts.push_back(concat(count, " × ", model));
   std::string line = "tested: " + (parts.empty() ? "CPU only" : join(parts, ", ")) + ", " + links.front();
   links.erase(links.begin());
   if (!links.empty()) line += " over " + join(links, " and ");

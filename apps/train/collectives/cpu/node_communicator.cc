@@ -369,10 +369,10 @@ Result<std::vector<NodePeer>> gather_members(const GroupConfig& config, int list
     if (!ready && ready.error().code == ErrorCode::kTimeout) {
       const auto absent =
           std::find_if(members.begin() + 1, members.end(), [](const NodePeer& m) { return !m.connection; });
-      return Error{ErrorCode::kTimeout, config.me() + " cannot find " +
-                                            config.rank_text(static_cast<int>(absent - members.begin())) +
-                                            " of the same node; check that it started, and in the same "
-                                            "network namespace; --comm tcp needs no shared memory"};
+      return error_of(ErrorCode::kTimeout, config.me(), " cannot find ",
+                      config.rank_text(static_cast<int>(absent - members.begin())),
+                      " of the same node; check that it started, and in the same "
+                      "network namespace; --comm tcp needs no shared memory");
     }
     if (!ready) return within(config.me(), ready.error());
     auto member = DDP_TRY(within(config.me(), hear_member(config, listener, deadline)));
@@ -438,7 +438,7 @@ Result<NodeLinks> follow(const GroupConfig& config, PeerDirectory& directory, co
   }
   const std::string where = config.me() + " received no shared memory from " + leader;
   if (!same_user(connection.get()))
-    return Error{ErrorCode::kRefused, where + ": that process belongs to another user"};
+    return error_of(ErrorCode::kRefused, where, ": that process belongs to another user");
   NodeLinks links;
   const auto own = DDP_TRY(within(config.me(), make_own(links)));
   PeerHello hello = hello_of(config, config.rank);

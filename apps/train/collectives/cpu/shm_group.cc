@@ -58,9 +58,8 @@ Result<ShmSegment> ShmSegment::map(int memory, int ranks) {
   struct stat status {};
   if (::fstat(memory, &status) != 0) return system_error(errno, "fstat of the shared memory");
   if (status.st_size != static_cast<off_t>(size)) {
-    return Error{ErrorCode::kProtocol, "the shared memory has " + std::to_string(status.st_size) +
-                                           " bytes, not " + std::to_string(size) +
-                                           "; check that all ranks run the same version of train"};
+    return error_of(ErrorCode::kProtocol, "the shared memory has ", status.st_size, " bytes, not ", size,
+                    "; check that all ranks run the same version of train");
   }
   auto mapped = map_file(memory, size, PROT_READ | PROT_WRITE, MAP_SHARED);
   if (!mapped) return system_error(errno, "mmap of the shared memory");
@@ -173,27 +172,27 @@ Error ShmGroup::fail(Error error) {
 Error ShmGroup::lost(int rank, std::string_view reason, ErrorCode code) {
   const int whom = config_.names[static_cast<std::size_t>(rank)];
   abandon(whom);
-  return fail({code, config_.me() + " lost rank " + std::to_string(whom) + " (on this node): " +
-                         std::string(reason) + " during " + std::string(kind_text(kind_))});
+  return fail({code, concat(config_.me(), " lost rank ", whom, " (on this node): ", reason, " during ",
+                            kind_text(kind_))});
 }
 
 Error ShmGroup::revoked() {
-  return fail({ErrorCode::kCancelled, config_.me() + " was revoked during " + std::string(kind_text(kind_))});
+  return fail(error_of(ErrorCode::kCancelled, config_.me(), " was revoked during ", kind_text(kind_)));
 }
 
 Error ShmGroup::ended_by_mark() {
   const int whom = lost_rank();
   if (whom == config_.names[static_cast<std::size_t>(rank())]) {
-    return fail({ErrorCode::kLinkLost, config_.me() +
-                                           " was reported lost by the other ranks as silent or in another "
-                                           "collective (was this process stopped?) during " +
-                                           std::string(kind_text(kind_))});
+    return fail(error_of(ErrorCode::kLinkLost, config_.me(),
+                         " was reported lost by the other ranks as silent or in another "
+                         "collective (was this process stopped?) during ",
+                         kind_text(kind_)));
   }
   const bool here = std::find(config_.names.begin(), config_.names.end(), whom) != config_.names.end();
-  return fail({ErrorCode::kLinkLost, config_.me() + " lost rank " + std::to_string(whom) +
-                                         (here ? " (on this node): its process ended or hangs"
-                                               : " (reported on this node): connection lost") +
-                                         " during " + std::string(kind_text(kind_))});
+  return fail(error_of(
+      ErrorCode::kLinkLost, config_.me(), " lost rank ", whom,
+      here ? " (on this node): its process ended or hangs" : " (reported on this node): connection lost",
+      " during ", kind_text(kind_)));
 }
 
 bool ShmGroup::has_published(int rank) const {

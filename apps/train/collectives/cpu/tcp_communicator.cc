@@ -34,15 +34,15 @@ Result<AddressInfo> parse_address(const std::string& host, const std::string& po
   addrinfo* info = nullptr;
   const int failed = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &info);
   if (failed) {
-    return Error{ErrorCode::kProtocol,
-                 "\"" + host + ":" + port + "\" is not a numeric address: " + gai_strerror(failed)};
+    return error_of(ErrorCode::kProtocol, "\"", host, ":", port,
+                    "\" is not a numeric address: ", gai_strerror(failed));
   }
   return AddressInfo(info);
 }
 
 Result<AddressInfo> parse_address(const std::string& address) {
   const std::size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return Error{ErrorCode::kProtocol, "\"" + address + "\" has no port"};
+  if (colon == std::string::npos) return error_of(ErrorCode::kProtocol, "\"", address, "\" has no port");
   std::string host = address.substr(0, colon);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   return parse_address(host, address.substr(colon + 1));
@@ -210,9 +210,9 @@ Result<ConnectingPeer> reach(const GroupConfig& config, int whom, PeerDirectory&
   const std::string other = config.rank_text(whom);
   auto address = directory.find(key_of(config, whom), std::chrono::milliseconds(milliseconds_left(deadline)));
   if (!address && address.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout, me + " cannot find " + other +
-                                          ": it has not published its address within " +
-                                          format_duration(config.start_timeout) + "; check that it started"};
+    return error_of(ErrorCode::kTimeout, me, " cannot find ", other,
+                    ": it has not published its address within ", format_duration(config.start_timeout),
+                    "; check that it started");
   }
   if (!address) return within(me + " cannot look up " + other, address.error());
   const std::string there = other + " (" + *address + ")";
@@ -256,13 +256,12 @@ Result<> check_answer(const GroupConfig& config, const ConnectingPeer& reached, 
   const std::string whom = config.rank_text(reached.rank) + " (" + reached.peer.address + ")";
   const auto answer = read_hello(reached.peer.fd.get(), deadline, config.interrupt);
   if (!answer && answer.error().code == ErrorCode::kLinkLost) {
-    return Error{ErrorCode::kLinkLost,
-                 me + " was refused by " + whom +
-                     ": it ended, or belongs to another job, attempt, world size or --dtype"};
+    return error_of(ErrorCode::kLinkLost, me, " was refused by ", whom,
+                    ": it ended, or belongs to another job, attempt, world size or --dtype");
   }
   if (!answer) return within(me + " received no hello from " + whom, answer.error());
   if (*answer == hello_of(config, reached.rank)) return {};
-  return Error{ErrorCode::kProtocol, me + " found another rank, job or attempt at " + whom};
+  return error_of(ErrorCode::kProtocol, me, " found another rank, job or attempt at ", whom);
 }
 
 Error missing_error(const GroupConfig& config, const std::vector<ConnectingPeer>& reached,
@@ -270,14 +269,14 @@ Error missing_error(const GroupConfig& config, const std::vector<ConnectingPeer>
   const std::string within_time = " within " + format_duration(config.start_timeout);
   const std::string me = config.me();
   if (!missing.empty()) {
-    return {ErrorCode::kTimeout, me + " cannot find " + config.rank_text(missing.front()) +
-                                     ": it has not connected to " + listener.address + within_time +
-                                     "; check that it started and that no firewall blocks it"};
+    return error_of(ErrorCode::kTimeout, me, " cannot find ", config.rank_text(missing.front()),
+                    ": it has not connected to ", listener.address, within_time,
+                    "; check that it started and that no firewall blocks it");
   }
   const auto silent =
       std::find_if(reached.begin(), reached.end(), [](const ConnectingPeer& r) { return !r.answered; });
-  return {ErrorCode::kTimeout, me + " cannot find " + config.rank_text(silent->rank) + " (" +
-                                   silent->peer.address + "): it has not answered" + within_time};
+  return error_of(ErrorCode::kTimeout, me, " cannot find ", config.rank_text(silent->rank), " (",
+                  silent->peer.address, "): it has not answered", within_time);
 }
 
 /// Waits at the same time for the answers of `reached`, which come when these ranks have time, and for the

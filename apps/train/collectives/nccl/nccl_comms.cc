@@ -39,8 +39,8 @@ class WaitPauses {
     const int wait_ms = now < begun_ + kWithoutPause ? 0 : now < begun_ + kWithShortOnes ? 1 : 20;
     if (::poll(&revoked, 1, wait_ms) > 0) return Error{ErrorCode::kCancelled, "revoked"};
     if (Clock::now() < deadline_) return {};
-    return Error{ErrorCode::kTimeout,
-                 "the other ranks did not join the operation within " + format_duration(timeout_)};
+    return error_of(ErrorCode::kTimeout, "the other ranks did not join the operation within ",
+                    format_duration(timeout_));
   }
 
  private:
@@ -183,7 +183,7 @@ Result<ncclComm_t> NcclComms::open(PeerDirectory& directory, const std::string& 
 Result<ncclComm_t> NcclComms::split(ncclComm_t whole, int color, int key) {
   if (failed_) return *failed_;
   const NcclFunctions& nccl = *library_->operator->();
-  if (nccl.split == nullptr) return Error{ErrorCode::kUsage, library_->name() + " has no ncclCommSplit"};
+  if (nccl.split == nullptr) return usage_error(library_->name(), " has no ncclCommSplit");
   ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
   settings.blocking = 0;
   ncclComm_t& part = held_->comms.emplace_back(nullptr);
@@ -264,7 +264,7 @@ Result<std::span<std::byte>> NcclComms::allocate(ncclComm_t comm, std::size_t by
   const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* block = nullptr;
   if (const auto result = (*library_)->allocate(&block, size); result != ncclSuccess)
-    return Error{ErrorCode::kSystem, "ncclMemAlloc: " + library_->text_of(result, comm)};
+    return error_of(ErrorCode::kSystem, "ncclMemAlloc: ", library_->text_of(result, comm));
   held_->blocks.push_back(block);
   DDP_TRY(DDP_CUDA_CHECK(cudaMemsetAsync, block, 0, size, held_->stream.get()));
   DDP_TRY(wait_for_stream(held_->stream.get(), kCopyTimeout, "the zeros of new memory"));
@@ -349,7 +349,7 @@ Error NcclComms::failed_call(ncclComm_t comm, ncclResult_t result, std::string_v
 Error NcclComms::fail(ErrorCode code, const std::string& reason, std::string_view operation,
                       const std::string& advice) {
   if (failed_) return *failed_;
-  const std::string text = "rank " + std::to_string(config_.rank) + " over NCCL: " + reason;
+  const std::string text = concat("rank ", config_.rank, " over NCCL: ", reason);
   const std::string during = " during " + std::string(operation) + advice;
   failed_ = Error{code, text + during};  // before the end, so that nothing begins meanwhile
   if (!end_all(true))

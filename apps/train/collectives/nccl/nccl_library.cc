@@ -16,7 +16,7 @@ constexpr const char* kUsualName = "libnccl.so.2";
 constexpr const char* kVariable = "DDPLAUNCH_NCCL_LIBRARY";
 
 Error refused(const std::string& text) {
-  return Error{ErrorCode::kUsage, "--comm nccl: " + text};
+  return usage_error("--comm nccl: ", text);
 }
 
 const char* result_name(ncclResult_t result) {
@@ -79,10 +79,10 @@ Result<> NcclLibrary::resolve(LibraryFunctions from) {
   NcclFunctions& own = functions_;
   // The version comes first: an old library lacks functions because of its age.
   if (!from.find("ncclGetVersion", own.get_version) || own.get_version(&version_) != ncclSuccess)
-    return Error{ErrorCode::kUsage, path_ + " is not NCCL: ncclGetVersion is missing or fails"};
+    return usage_error(path_, " is not NCCL: ncclGetVersion is missing or fails");
   if (version_ < kOldest) {
-    return Error{ErrorCode::kUsage, path_ + " is NCCL " + nccl_version_text(version_) + "; " +
-                                        nccl_version_text(kOldest) + " or newer is needed"};
+    return usage_error(path_, " is NCCL ", nccl_version_text(version_), "; ", nccl_version_text(kOldest),
+                       " or newer is needed");
   }
   from.need("ncclGetUniqueId", own.get_unique_id);
   from.need("ncclGetErrorString", own.get_error_string);
@@ -100,7 +100,7 @@ Result<> NcclLibrary::resolve(LibraryFunctions from) {
   from.need("ncclGroupStart", own.group_start);
   from.need("ncclGroupEnd", own.group_end);
   if (from.missing != nullptr)
-    return Error{ErrorCode::kUsage, name() + " lacks " + from.missing + "; check that the file is complete"};
+    return usage_error(name(), " lacks ", from.missing, "; check that the file is complete");
   from.find("ncclCommSplit", own.split);
   from.find("ncclMemAlloc", own.allocate);
   from.find("ncclMemFree", own.release);

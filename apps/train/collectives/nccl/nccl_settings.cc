@@ -75,7 +75,7 @@ int nccl_root_rank(int root, int roots, int ranks) {
 }
 
 std::string nccl_root_key(const std::string& group, int root) {
-  return "nccl/" + group + "/roots/" + std::to_string(root);
+  return concat("nccl/", group, "/roots/", root);
 }
 
 std::string encode_nccl_id(std::string_view id, int version) {
@@ -94,9 +94,8 @@ Result<std::string> decode_nccl_id(std::string_view text, int version, const std
   const auto read = std::from_chars(text.data(), text.data() + text.size(), theirs);
   if (read.ec != std::errc() || read.ptr == text.data() + text.size() || *read.ptr != ' ') return broken;
   if (theirs != version) {
-    return Error{ErrorCode::kUsage, by + " has NCCL " + nccl_version_text(theirs) +
-                                        " and this rank has NCCL " + nccl_version_text(version) +
-                                        "; install the same version for all ranks"};
+    return usage_error(by, " has NCCL ", nccl_version_text(theirs), " and this rank has NCCL ",
+                       nccl_version_text(version), "; install the same version for all ranks");
   }
   text.remove_prefix(static_cast<std::size_t>(read.ptr - text.data()) + 1);
   if (text.size() != 2 * kIdBytes) return broken;
@@ -112,7 +111,7 @@ Result<std::string> decode_nccl_id(std::string_view text, int version, const std
 std::string nccl_version_text(int version) {
   const bool old = version < 10'000;  // until 2.8
   const int major = version / (old ? 1'000 : 10'000), rest = version % (old ? 1'000 : 10'000);
-  return std::to_string(major) + "." + std::to_string(rest / 100) + "." + std::to_string(rest % 100);
+  return concat(major, ".", rest / 100, ".", rest % 100);
 }
 
 namespace {

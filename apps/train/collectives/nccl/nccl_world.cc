@@ -202,8 +202,7 @@ void set_variables(const WorldConfig& config) {
     const bool one_node = config.local_world_size == config.world_size;
     // The identity has the process id: a later attempt may give this process another rank, and NCCL reads it
     // once.
-    variables = share_gpu_variables(
-        config.job_id + "-" + std::to_string(config.rank) + "-" + std::to_string(::getpid()), one_node);
+    variables = share_gpu_variables(concat(config.job_id, "-", config.rank, "-", ::getpid()), one_node);
   }
   UniqueFd file(::memfd_create("nccl", MFD_CLOEXEC));
   if (file) {
@@ -217,11 +216,10 @@ void set_variables(const WorldConfig& config) {
 
 Result<int> nccl_gpu(int local_rank, bool shared) {
   const auto gpus = count_gpus();
-  if (!gpus) return Error{ErrorCode::kUsage, "--comm nccl needs an NVIDIA GPU: " + gpus.error().text};
+  if (!gpus) return usage_error("--comm nccl needs an NVIDIA GPU: ", gpus.error().text);
   const auto gpu = choose_gpu(*gpus, local_rank, gpus_are_restricted(), shared);
   if (gpu) return gpu;
-  return Error{ErrorCode::kUsage,
-               "--comm nccl: " + gpu.error().text + "; start one rank per GPU, or use --share-gpu"};
+  return usage_error("--comm nccl: ", gpu.error().text, "; start one rank per GPU, or use --share-gpu");
 }
 
 /// Position of a rank among the nodes, which are numbered by their first ranks.
@@ -313,7 +311,7 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
   // Ranks that each see one GPU may see different GPUs.
   const bool own = !share_gpu || (gpus_are_restricted() && gpus == 1);
   const int ranks = own ? 1 : (std::max(local_world_size, 1) + gpus - 1) / gpus;
-  return NcclGpuMemory{"GPU " + std::to_string(gpu) + " (" + properties.name + ")",
+  return NcclGpuMemory{concat("GPU ", gpu, " (", properties.name, ")"),
                        properties.totalGlobalMem / static_cast<std::size_t>(ranks)};
 }
 

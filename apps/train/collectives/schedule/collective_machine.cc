@@ -397,35 +397,33 @@ int CollectiveMachine::name_of(int peer) const {
 Error CollectiveMachine::lost(int peer, std::string_view reason, ErrorCode code) {
   const int name = name_of(peer);
   if (lost_ == rank_ && reporter_ >= 0) {
-    return {code, "rank " + std::to_string(rank_) + " was reported lost by rank " +
-                      std::to_string(reporter_) +
-                      " as silent or in another collective (was this process stopped?) during " +
-                      std::string(kind_text(order_.kind))};
+    return {code, concat("rank ", rank_, " was reported lost by rank ", reporter_,
+                         " as silent or in another collective (was this process stopped?) during ",
+                         kind_text(order_.kind))};
   }
   if (lost_ < 0) {
     lost_ = name;
     reporter_ = -1;
   }
-  std::string text = "rank " + std::to_string(rank_) + " lost rank " + std::to_string(lost_) + " (";
+  std::string text = concat("rank ", rank_, " lost rank ", lost_, " (");
   const auto known = std::find_if(peers_.begin(), peers_.end(),
                                   [this](const auto& entry) { return entry.second.rank == lost_; });
   if (known != peers_.end()) {
     text += known->second.address + "): " + std::string(reason);
   } else {
-    text += "reported by rank " + std::to_string(reporter_ < 0 ? name : reporter_) + "): connection lost";
+    text += concat("reported by rank ", reporter_ < 0 ? name : reporter_, "): connection lost");
   }
   return {code, text + " during " + std::string(kind_text(order_.kind))};
 }
 
 Error CollectiveMachine::lost_elsewhere(int rank) {
   lost_ = rank;
-  return {ErrorCode::kLinkLost, "rank " + std::to_string(rank_) + " lost rank " + std::to_string(rank) +
-                                    " during " + std::string(kind_text(order_.kind))};
+  return error_of(ErrorCode::kLinkLost, "rank ", rank_, " lost rank ", rank, " during ",
+                  kind_text(order_.kind));
 }
 
 Error CollectiveMachine::revoked() const {
-  return {ErrorCode::kCancelled,
-          "rank " + std::to_string(rank_) + " was revoked during " + std::string(kind_text(order_.kind))};
+  return error_of(ErrorCode::kCancelled, "rank ", rank_, " was revoked during ", kind_text(order_.kind));
 }
 
 bool CollectiveMachine::between_messages(int peer) const {
