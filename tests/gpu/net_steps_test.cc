@@ -1,5 +1,4 @@
 // Compares training steps on an emulated GPU with the CPU's trainer.
-#include "apps/train/gpu/net_steps.h"
 
 #include <chrono>
 #include <cmath>

@@ -9,7 +9,6 @@
 
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
-#include "apps/train/gpu/net_steps.h"
 #include "apps/train/kernels/gpu/body.h"
 #include "base/text.h"
 #endif

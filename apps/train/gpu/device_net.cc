@@ -3,11 +3,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "apps/train/data/image_size.h"
 #include "apps/train/kernels/gpu/body.h"
-#include "apps/train/kernels/gpu/gemm_body.h"
-#include "apps/train/kernels/gpu/net_programs.h"
-#include "apps/train/kernels/gpu/update_body.h"
 
 namespace ddp::train {
 

@@ -6,8 +6,8 @@
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/kernels/gpu/gemm_body.h"
 #include "apps/train/kernels/gpu/head_body.h"
+#include "apps/train/kernels/gpu/net_programs.h"
 #include "apps/train/kernels/gpu/norm_pool_body.h"
-#include "apps/train/kernels/gpu/training_memory.h"
 #include "tests/unit/apps/train/gpu/device_test_support.h"
 
 using namespace ddp::train;
