@@ -126,10 +126,9 @@ void run_round_weights(const Runner& runner, const WeightMemory<T, S>& m) {
     runner.template run<RoundNumbers<T, S>>({m.count, m.parameters, m.weights});
 }
 
-/// Computes new parameters and `weights` from the reduced gradient; `share` as in GradientCheck.
+/// Computes new parameters and weights from the reduced gradient; `share` as in GradientCheck.
 template <class T, class S, class Runner>
-void run_update(const Runner& runner, const TrainingMemory<T>& m, S* weights, const UpdateSettings& settings,
-                T share) {
+void run_update(const Runner& runner, const WeightMemory<T, S>& m, const UpdateSettings& settings, T share) {
   const typename GradientCheck<T>::Args check{m.count,   m.gradients, share, settings.clip_value,
                                               m.squares, m.infinite};
   runner.template run<WithLast<GradientCheck<T>, StepDecision<T>>>(
@@ -138,18 +137,7 @@ void run_update(const Runner& runner, const TrainingMemory<T>& m, S* weights, co
         m.step},
        m.update_ticket});
   runner.template run<Update<T, S>>({m.count, m.parameters, m.gradients, m.first, m.second, m.running_count,
-                                     m.running, m.next_running, settings, m.state, weights});
-}
-
-template <class T, class S, class Runner>
-void run_update(const Runner& runner, const WeightMemory<T, S>& m, const UpdateSettings& settings, T share) {
-  run_update(runner, m, m.weights, settings, share);
-}
-
-/// For a training whose weights are the parameters.
-template <class T, class Runner>
-void run_update(const Runner& runner, const TrainingMemory<T>& m, const UpdateSettings& settings, T share) {
-  run_update(runner, m, m.parameters, settings, share);
+                                     m.running, m.next_running, settings, m.state, m.weights});
 }
 
 // The memory of the ConvNet of model.h. The flat vectors have the same layout there; a test compares them.

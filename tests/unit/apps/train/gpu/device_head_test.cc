@@ -35,7 +35,7 @@ template <class T>
 struct UpdateCase {
   int count;
   std::vector<std::byte> bytes;
-  TrainingMemory<T> device;
+  WeightMemory<T> device;
   AlignedBuffer<T> parameters, gradients, first, second;
 
   explicit UpdateCase(int size)
@@ -47,10 +47,10 @@ struct UpdateCase {
     for (T& value : second.span())
       value = std::abs(value);
     Arena counting;
-    TrainingMemory<T>(counting, size, 4, 1, 1);
+    WeightMemory<T>(counting, size, 4, 1, 1);
     bytes.resize(counting.size());
     Arena arena(bytes.data());
-    device = TrainingMemory<T>(arena, size, 4, 1, 1);
+    device = WeightMemory<T>(arena, size, 4, 1, 1);
     std::copy_n(parameters.data(), size, device.parameters);
     std::copy_n(gradients.data(), size + 1, device.gradients);
     std::copy_n(first.data(), size, device.first);

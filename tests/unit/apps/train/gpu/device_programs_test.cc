@@ -58,7 +58,7 @@ template <class T>
 void check_training(Model<T>& model, auto& device, const AlignedBuffer<T>& images, int batch, bool adamw) {
   const double tolerance = kDeviceTolerance<T>;
   CpuUpdate<T> update(adamw, model.parameter_count());
-  TrainingMemory<T>& t = device.training;
+  auto& t = device.training;
   model.initialise(7);
   std::ranges::copy(model.parameters(), t.parameters);
   std::ranges::copy(model.running_statistics(), t.running);
