@@ -16,21 +16,6 @@ Result<std::unique_ptr<StoreDirectory>> StoreDirectory::open(rendezvous::TcpStor
   return std::unique_ptr<StoreDirectory>(new StoreDirectory(std::move(client), concat(prefix, run, "/")));
 }
 
-StoreDirectory::StoreDirectory(rendezvous::TcpStoreClient client, std::string prefix)
-    : client_(std::move(client)), prefix_(std::move(prefix)) {}
-
-Result<std::string> StoreDirectory::local_address() {
-  return client_.local_address();
-}
-
-Result<> StoreDirectory::share(const std::string& name, const std::string& text) {
-  return client_.set(prefix_ + name, text);
-}
-
-Result<std::string> StoreDirectory::find(const std::string& name, std::chrono::milliseconds timeout) {
-  return client_.get(prefix_ + name, timeout);
-}
-
 struct StoreHost::Server {
   asio::io_context loop{1};
   std::uint16_t port = 0;

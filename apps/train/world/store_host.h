@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "apps/train/collectives/communicator.h"
 #include "base/result.h"
@@ -23,12 +24,17 @@ class StoreDirectory final : public PeerDirectory {
 
   /// The address of the connection to the store: the network that the launcher chose, or loopback if the
   /// store is on this machine.
-  Result<std::string> local_address() override;
-  Result<> share(const std::string& name, const std::string& text) override;
-  Result<std::string> find(const std::string& name, std::chrono::milliseconds timeout) override;
+  Result<std::string> local_address() override { return client_.local_address(); }
+  Result<> share(const std::string& name, const std::string& text) override {
+    return client_.set(prefix_ + name, text);
+  }
+  Result<std::string> find(const std::string& name, std::chrono::milliseconds timeout) override {
+    return client_.get(prefix_ + name, timeout);
+  }
 
  private:
-  StoreDirectory(rendezvous::TcpStoreClient client, std::string prefix);
+  StoreDirectory(rendezvous::TcpStoreClient client, std::string prefix)
+      : client_(std::move(client)), prefix_(std::move(prefix)) {}
 
   rendezvous::TcpStoreClient client_;
   std::string prefix_;

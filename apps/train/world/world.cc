@@ -1,7 +1,6 @@
 #include "apps/train/world/world.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -35,12 +34,6 @@ Result<std::int64_t> number(const Getter& get, const char* name, std::int64_t le
   return *result;
 }
 
-Result<std::int64_t> number_or(const Getter& get, const char* name, std::int64_t least, std::int64_t most,
-                               std::int64_t missing) {
-  if (get(name) == nullptr) return missing;
-  return number(get, name, least, most);
-}
-
 }  // namespace
 
 Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
@@ -50,30 +43,27 @@ Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   if (const char* collectives = get("DDPLAUNCH_COLLECTIVES")) result.collectives = collectives;
   if (get("RANK") == nullptr && get("WORLD_SIZE") == nullptr) return result;
 
-  const auto world = DDP_TRY(number(get, "WORLD_SIZE", 1, kMost));
-  const auto rank = DDP_TRY(number(get, "RANK", 0, world - 1));
-  const auto local_rank = DDP_TRY(number_or(get, "LOCAL_RANK", 0, kMost, 0));
-  const auto local_world = DDP_TRY(number_or(get, "LOCAL_WORLD_SIZE", 1, world, 0));
-  const auto node = DDP_TRY(number_or(get, "GROUP_RANK", 0, kMost, -1));
-  const auto attempt =
-      DDP_TRY(number_or(get, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max(), 0));
-  const auto restarts =
-      DDP_TRY(number_or(get, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max(), -1));
-  result.rank = static_cast<int>(rank);
-  result.world_size = static_cast<int>(world);
-  result.local_rank = static_cast<int>(local_rank);
-  result.local_world_size = static_cast<int>(local_world);
-  result.node = static_cast<int>(node);
-  result.attempt = static_cast<std::uint32_t>(attempt);
-  result.max_restarts = restarts;
+  const auto take = [&get]<class Field>(Field& field, const char* name, std::int64_t least, std::int64_t most,
+                                        bool needed = false) -> Result<> {
+    if (get(name) == nullptr && !needed) return {};
+    const auto value = DDP_TRY(number(get, name, least, most));
+    field = static_cast<Field>(value);
+    return {};
+  };
+  DDP_TRY(take(result.world_size, "WORLD_SIZE", 1, kMost, true));
+  DDP_TRY(take(result.rank, "RANK", 0, result.world_size - 1, true));
+  DDP_TRY(take(result.local_rank, "LOCAL_RANK", 0, kMost));
+  DDP_TRY(take(result.local_world_size, "LOCAL_WORLD_SIZE", 1, result.world_size));
+  DDP_TRY(take(result.node, "GROUP_RANK", 0, kMost));
+  DDP_TRY(take(result.attempt, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max()));
+  DDP_TRY(take(result.max_restarts, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max()));
   if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.run_id = run_id;
   if (result.world_size == 1) return result;
 
-  const auto port = DDP_TRY(number(get, "MASTER_PORT", 1, 65'535));
-  result.master_port = static_cast<std::uint16_t>(port);
+  DDP_TRY(take(result.master_port, "MASTER_PORT", 1, 65'535, true));
   const char* address = get("MASTER_ADDR");
   if (address == nullptr || *address == 0) {
-    return usage_error("MASTER_ADDR is not set, but WORLD_SIZE is ", world);
+    return usage_error("MASTER_ADDR is not set, but WORLD_SIZE is ", result.world_size);
   }
   result.master_addr = address;
   const char* agent_store = get("TORCHELASTIC_USE_AGENT_STORE");
@@ -94,13 +84,11 @@ std::string encode(const NodeRankRange& ranks) {
 }
 
 std::optional<NodeRankRange> decode(std::string_view text) {
-  NodeRankRange ranks;
-  const char* end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, ranks.first);
-  if (first.ec != std::errc() || first.ptr == end || *first.ptr != ' ') return std::nullopt;
-  const auto count = std::from_chars(first.ptr + 1, end, ranks.count);
-  if (count.ec != std::errc() || count.ptr != end || ranks.first < 0 || ranks.count < 1) return std::nullopt;
-  return ranks;
+  const auto space = std::min(text.find(' '), text.size());
+  const auto first = parse_number<int>(text.substr(0, space));
+  const auto count = parse_number<int>(text.substr(std::min(space + 1, text.size())));
+  if (!first || !count || *first < 0 || *count < 1) return std::nullopt;
+  return NodeRankRange{*first, *count};
 }
 
 /// Returns all nodes with their ranks, as the first rank of each node reports them through the store. All
