@@ -32,7 +32,6 @@
 #include "apps/train/schedule/schedule.h"
 #include "base/files.h"
 #include "base/result.h"
-#include "base/unique_fd.h"
 
 namespace ddp::train {
 
@@ -211,14 +210,6 @@ class CheckpointWriter {
     return false;
   }
 
-  static Result<> write_text(const std::string& path, const std::string& text) {
-    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!fd) return system_error(errno, "create " + path);
-    DDP_TRY(write_bytes(fd.get(), text, path));
-    if (::fsync(fd.get()) != 0) return system_error(errno, "fsync " + path);
-    return {};
-  }
-
   static Result<> rename_to(const std::string& from, const std::string& to) {
     if (std::rename(from.c_str(), to.c_str()) != 0)
       return system_error(errno, "rename " + from + " to " + to);
@@ -303,7 +294,9 @@ class CheckpointWriter {
     if (!model) return model.error();
     state.model_crc32 = *model;
     state.optimizer_crc32 = optimizer;
-    DDP_TRY(write_text(folder + "/state.json", to_json(state)));
+    const std::string text = to_json(state);
+    const std::span<const std::byte> bytes = std::as_bytes(std::span(text));
+    DDP_TRY(write_file(folder + "/state.json", {&bytes, 1}));
     return sync_directory(folder);
   }
 

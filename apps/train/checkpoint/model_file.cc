@@ -103,25 +103,6 @@ Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& 
   return {};
 }
 
-Result<std::uint32_t> write_file(int fd, const std::string& path, std::span<const TensorView> tensors,
-                                 const std::string& header) {
-  std::size_t size = kLengthBytes + header.size();
-  for (const TensorView& tensor : tensors)
-    size += tensor.bytes.size();
-  const int failed = ::posix_fallocate(fd, 0, static_cast<off_t>(size));
-  // Some file systems cannot reserve space; a full disk then shows while writing.
-  if (failed != 0 && failed != EOPNOTSUPP && failed != EINVAL) return system_error(failed, "write " + path);
-
-  std::uint32_t crc = 0;
-  std::uint64_t length = header.size();
-  DDP_TRY(write_all(fd, bytes_of(length), path, crc));
-  DDP_TRY(write_all(fd, std::as_bytes(std::span(header)), path, crc));
-  for (const TensorView& tensor : tensors)
-    DDP_TRY(write_all(fd, tensor.bytes, path, crc));
-  if (::fsync(fd) != 0) return system_error(errno, "fsync " + path);
-  return crc;
-}
-
 struct OpenFile {
   UniqueFd fd;
   std::uint64_t left = 0;  ///< bytes that have not been read
@@ -188,13 +169,36 @@ std::size_t size_of(TensorType type) {
   return type == TensorType::kF32 ? 4 : 8;
 }
 
-Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                                        const std::map<std::string, std::string>& metadata) {
+Result<std::uint32_t> write_file(const std::string& path,
+                                 std::span<const std::span<const std::byte>> pieces) {
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) return system_error(errno, "create " + path);
-  auto done = write_file(fd.get(), path, tensors, header_of(tensors, metadata));
+  const auto write = [&]() -> Result<std::uint32_t> {
+    std::size_t size = 0;
+    for (const auto& piece : pieces)
+      size += piece.size();
+    const int failed = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(size));
+    // Some file systems cannot reserve space; a full disk then shows while writing.
+    if (failed != 0 && failed != EOPNOTSUPP && failed != EINVAL) return system_error(failed, "write " + path);
+    std::uint32_t crc = 0;
+    for (const auto& piece : pieces)
+      DDP_TRY(write_all(fd.get(), piece, path, crc));
+    if (::fsync(fd.get()) != 0) return system_error(errno, "fsync " + path);
+    return crc;
+  };
+  auto done = write();
   if (!done) ::unlink(path.c_str());
   return done;
+}
+
+Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                        const std::map<std::string, std::string>& metadata) {
+  const std::string header = header_of(tensors, metadata);
+  std::uint64_t length = header.size();
+  std::vector<std::span<const std::byte>> pieces{bytes_of(length), std::as_bytes(std::span(header))};
+  for (const TensorView& tensor : tensors)
+    pieces.push_back(tensor.bytes);
+  return write_file(path, pieces);
 }
 
 Result<Safetensors> Safetensors::read(const std::string& path, const CheckHeader& check) {

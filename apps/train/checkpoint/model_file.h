@@ -37,10 +37,12 @@ struct TensorView {
   std::span<const std::byte> bytes;  ///< little-endian, row order
 };
 
-/// Writes a file in the safetensors format (https://huggingface.co/docs/safetensors, "Format"): 8 bytes
-/// length of the header, the header in JSON, the numbers. It is flushed to the disk. Space is reserved first,
-/// so that a full disk is an error before a byte is written. An unfinished file is removed. Errors: kSystem
-/// with the path. Returns the file's CRC-32.
+/// Writes a file and flushes it to the disk. Space is reserved first, so that a full disk is an error before
+/// a byte is written. An unfinished file is removed. Errors: kSystem with the path. Returns the file's
+/// CRC-32.
+Result<std::uint32_t> write_file(const std::string& path, std::span<const std::span<const std::byte>> pieces);
+/// The same in the safetensors format (https://huggingface.co/docs/safetensors, "Format"): 8 bytes length of
+/// the header, the header in JSON, the numbers.
 Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
                                         const std::map<std::string, std::string>& metadata);
 

@@ -96,12 +96,6 @@ StateHeader head_of(Trainer<T>& trainer, const TrainingMarks& marks) {
   return head;
 }
 
-/// An error only without --sync-every-inter: with it nodes may differ, and `from` makes them equal.
-inline Error differing(int rank, int from, std::uint64_t step) {
-  return error_of(ErrorCode::kInternal, "weights differ after step ", step, ": those of rank ", rank,
-                  " are not those of rank ", from);
-}
-
 /// Converts the position of `from`'s world to the present world.
 inline TrainingPosition position_here(const TrainOptions& options, const StateHeader& head,
                                       std::uint64_t samples, int world) {
@@ -140,8 +134,11 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
   for (int rank = 0; rank < world.world_size(); ++rank) {
     const RetainedState& one = all[static_cast<std::size_t>(rank)];
     const bool behind = one.any == 0 || one.step != source.step;
-    if (!behind && one.hash != source.hash && options.sync_every_inter == 1)
-      return differing(rank, from, source.step);
+    // With --sync-every-inter nodes may differ, and `from` makes them equal.
+    if (!behind && one.hash != source.hash && options.sync_every_inter == 1) {
+      return error_of(ErrorCode::kInternal, "weights differ after step ", source.step, ": those of rank ",
+                      rank, " are not those of rank ", from);
+    }
     needed = needed || behind || one.hash != source.hash;
   }
   const bool sends = world.rank() == from;
@@ -328,12 +325,6 @@ class CheckpointRun {
   const Result<>& last_outcome() const { return last_outcome_; }
 
  private:
-  static std::string optimizer_name(const TrainOptions& options) {
-    return options.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
-  }
-
-  static constexpr const char* kDtypeName = std::is_same_v<T, float> ? "float32" : "float64";
-
   /// Numbers that are exchanged at once, so that no rank needs room for a whole optimizer.
   static constexpr std::size_t kPiece = std::size_t{1} << 20;
 
@@ -345,26 +336,22 @@ class CheckpointRun {
 
   /// Returns how this training and the checkpoint's differ in a way that prevents resuming.
   static std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs) {
-    const auto differ = [](const std::string& what, const std::string& here, const std::string& there) {
-      return what + " is " + there + " there and " + here + " here";
+    std::string text;
+    const auto compare = [&text](const char* what, const auto& here, const auto& there) {
+      if (text.empty() && here != there) text = concat(what, " is ", there, " there and ", here, " here");
     };
-    const auto other = [](auto a, auto b) { return a != 0 && b != 0 && a != b; };  // 0: unknown
-    if (mine.model != theirs.model) return differ("the model", mine.model, theirs.model);
-    if (other(mine.mlp_width, theirs.mlp_width))
-      return differ("--mlp-width", std::to_string(mine.mlp_width), std::to_string(theirs.mlp_width));
-    if (other(mine.mlp_depth, theirs.mlp_depth))
-      return differ("--mlp-depth", std::to_string(mine.mlp_depth), std::to_string(theirs.mlp_depth));
-    if (mine.dtype != theirs.dtype) return differ("--dtype", mine.dtype, theirs.dtype);
-    if (mine.optimizer != theirs.optimizer) return differ("--optimizer", mine.optimizer, theirs.optimizer);
-    if (mine.seed != theirs.seed)
-      return differ("--seed", std::to_string(mine.seed), std::to_string(theirs.seed));
-    if (mine.samples != theirs.samples) {
-      return differ("the number of training images", std::to_string(mine.samples),
-                    std::to_string(theirs.samples));
-    }
-    if (other(mine.training_images, theirs.training_images)) return "the training images differ";
-    if (other(mine.training_labels, theirs.training_labels)) return "the training labels differ";
-    return "";
+    const auto known = [](auto a, auto b) { return a != 0 && b != 0; };
+    compare("the model", mine.model, theirs.model);
+    if (known(mine.mlp_width, theirs.mlp_width)) compare("--mlp-width", mine.mlp_width, theirs.mlp_width);
+    if (known(mine.mlp_depth, theirs.mlp_depth)) compare("--mlp-depth", mine.mlp_depth, theirs.mlp_depth);
+    compare("--dtype", mine.dtype, theirs.dtype);
+    compare("--optimizer", mine.optimizer, theirs.optimizer);
+    compare("--seed", mine.seed, theirs.seed);
+    compare("the number of training images", mine.samples, theirs.samples);
+    const auto differ = [&](auto a, auto b) { return text.empty() && known(a, b) && a != b; };
+    if (differ(mine.training_images, theirs.training_images)) return "the training images differ";
+    if (differ(mine.training_labels, theirs.training_labels)) return "the training labels differ";
+    return text;
   }
 
   /// Renames a damaged checkpoint, so that it is neither counted nor removed. Returns a text about the
@@ -570,8 +557,8 @@ class CheckpointRun {
       state.mlp_width = options_.mlp_width;
       state.mlp_depth = options_.mlp_depth;
     }
-    state.dtype = kDtypeName;
-    state.optimizer = optimizer_name(options_);
+    state.dtype = std::is_same_v<T, float> ? "float32" : "float64";
+    state.optimizer = options_.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
     state.world_size = world_->world_size();
     state.batch_size = options_.batch_size;
     state.accumulate = options_.accumulate;
