@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "apps/train/collectives/nccl/nccl_comms.h"
-#include "apps/train/collectives/nccl/nccl_library.h"
 #include "apps/train/collectives/nccl/nccl_settings.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/gpu/cuda_runtime.h"

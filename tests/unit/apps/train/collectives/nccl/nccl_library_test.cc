@@ -1,4 +1,4 @@
-#include "apps/train/collectives/nccl/nccl_library.h"
+#include "apps/train/collectives/nccl/nccl_comms.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
