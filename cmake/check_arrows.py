@@ -63,7 +63,7 @@ apps/ddplaunch_nvml                 io    -
 apps/static_program                 io    -
 
 apps/train/kernels/cpu              core  -
-apps/train/kernels/gpu              core  apps/train/data
+apps/train/kernels/gpu              core  apps/train/kernels/cpu
 apps/train/schedule                 core  base
 apps/train/data                     io    base apps/train/kernels/cpu
 apps/train/model                    io    apps/train/data apps/train/kernels/cpu

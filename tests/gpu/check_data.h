@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "apps/train/data/hash.h"
-#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 
 namespace ddp::train::gpu {
 

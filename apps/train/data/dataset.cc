@@ -13,7 +13,6 @@
 #include <filesystem>
 
 #include "apps/train/data/hash.h"
-#include "apps/train/data/image_size.h"
 #include "base/files.h"
 #include "base/text.h"
 

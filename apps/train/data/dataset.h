@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/data/image_size.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/data/image_size.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/kernels/cpu/kernel_table.h"

@@ -7,7 +7,6 @@
 
 #include "apps/train/data/dataset.h"
 #include "apps/train/data/hash.h"
-#include "apps/train/data/image_size.h"
 #include "apps/train/gpu/device_model.h"
 
 namespace ddp::train {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "apps/train/data/hash.h"
-#include "apps/train/data/image_size.h"
 
 namespace ddp::train {
 

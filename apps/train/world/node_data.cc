@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/data/image_size.h"
 #include "base/program.h"
 #include "base/text.h"
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/kernels/gpu/body.h"
 #include "apps/train/kernels/gpu/norm_pool_body.h"
 

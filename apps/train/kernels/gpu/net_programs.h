@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/kernels/gpu/convolution_body.h"
 #include "apps/train/kernels/gpu/gemm_body.h"
 #include "apps/train/kernels/gpu/head_body.h"

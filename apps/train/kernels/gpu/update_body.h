@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 #include "apps/train/kernels/gpu/body.h"
 
 namespace ddp::train::kernels::device {

@@ -13,7 +13,6 @@
 #include <string>
 #include <system_error>
 
-#include "apps/train/data/image_size.h"
 #include "tests/support/catch.h"
 
 namespace ddp::train {

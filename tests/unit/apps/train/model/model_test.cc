@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "apps/train/data/hash.h"
-#include "apps/train/data/image_size.h"
 #include "tests/unit/apps/train/model/approx.h"
 
 using namespace ddp::train;
