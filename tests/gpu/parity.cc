@@ -235,7 +235,8 @@ void check_model(const std::string& type, const auto& lay_out, const auto& forwa
     if (!done) log.failed(done.error());
   };
   for (const bool adamw : {false, true}) {
-    const UpdateSettings settings{adamw, 0.9, 0.9, 0.999, 1e-8, 0.01, 0.05, 0.5};
+    const UpdateSettings settings{
+        {adamw ? OptimizerKind::kAdamw : OptimizerKind::kSgd, 0.9, 0.9, 0.999, 1e-8, 0.01}, 0.05, 0.5};
     const auto step = [&](const auto& runner, const auto& memory) {
       forward(runner, memory, batch, true);
       backward(runner, memory, batch);

@@ -24,7 +24,7 @@ constexpr int kBatch = 20;
 constexpr double kRate = 0.01, kMomentum = 0.9;
 
 kernels::device::UpdateSettings sgd() {
-  return {false, kMomentum, 0.9, 0.999, 1e-8, 0, 0, 0};
+  return {{OptimizerKind::kSgd, kMomentum}};
 }
 
 /// Returns the initial weights of all ConvNet trainings in this file.

@@ -280,10 +280,10 @@ class DeviceNet {
   }
   /// Return the results of the last forward, evaluate or step. Both wait.
   Result<kernels::BatchScore> score() {
-    kernels::device::DeviceScore score{};
+    kernels::BatchScore score;
     DDP_TRY(copy(&score, memory().score, sizeof score, cudaMemcpyDeviceToHost));
     DDP_TRY(wait());
-    return kernels::BatchScore{score.loss_sum, score.correct};
+    return score;
   }
 
   Result<kernels::device::StepState> state() {
@@ -458,7 +458,7 @@ class NetSteps final : public DeviceSteps<T> {
     ranks_ = settings.ranks;
     drop_timeout_ = settings.drop_timeout;
     hyperparameters_ = {};
-    hyperparameters_.update = update_settings(settings);
+    hyperparameters_.update = {settings.optimizer, settings.clip_value, settings.clip_norm};
     hyperparameters_.ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
     if (settings.undo && kept_ == nullptr) kept_ = DDP_TRY(make_device_bytes(net_.memory().learnt_bytes()));
     max_batches_ = static_cast<std::size_t>(settings.batches);
@@ -619,17 +619,6 @@ class NetSteps final : public DeviceSteps<T> {
   static DeviceOperation all_reduce(void* numbers, std::size_t count) {
     constexpr auto kType = sizeof(T) == 8 ? NumberType::kFloat64 : NumberType::kFloat32;
     return {CollectiveKind::kAllReduce, numbers, count, kType};
-  }
-  static kernels::device::UpdateSettings update_settings(const DeviceStepSettings& settings) {
-    const OptimizerSettings& optimizer = settings.optimizer;
-    return {optimizer.kind == OptimizerKind::kAdamw,
-            optimizer.momentum,
-            optimizer.beta1,
-            optimizer.beta2,
-            optimizer.epsilon,
-            optimizer.weight_decay,
-            settings.clip_value,
-            settings.clip_norm};
   }
   NetSteps(DeviceNet<T>& net, Model<T>& model) : net_(net), model_(model) {}
   cudaEvent_t event(std::size_t step) const { return events_[step % DeviceSteps<T>::kMaxInFlight].get(); }

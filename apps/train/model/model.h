@@ -153,15 +153,6 @@ std::vector<GradientBucket> plan_buckets(std::span<const TensorInfo> tensors, st
                                          std::size_t scalar_bytes, std::size_t first_bytes,
                                          std::size_t cap_bytes);
 
-enum class OptimizerKind : std::uint8_t { kSgd, kAdamw };
-
-struct OptimizerSettings {
-  OptimizerKind kind = OptimizerKind::kSgd;
-  double momentum = 0.9;                              ///< SGD
-  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< AdamW
-  double weight_decay = 0;
-};
-
 /// SGD or AdamW over a flat range of parameters, as in torch.optim. Owns its state: one or two numbers per
 /// parameter.
 template <class T>
@@ -178,9 +169,7 @@ class Optimizer {
                            static_cast<T>(settings_.momentum), static_cast<T>(settings_.weight_decay));
       return;
     }
-    kernels::adamw_step<T>(parameters, first_.span(), second_.span(), gradients,
-                           {lr, settings_.beta1, settings_.beta2, settings_.epsilon, settings_.weight_decay},
-                           steps_);
+    kernels::adamw_step<T>(parameters, first_.span(), second_.span(), gradients, settings_, lr, steps_);
   }
 
   /// One named part of the state for checkpoints. The order of the parts is fixed.

@@ -17,6 +17,15 @@ inline constexpr int kImageBorder = 2;
 inline constexpr int kPaddedSide = kImageSide + 2 * kImageBorder;
 inline constexpr int kPaddedPixels = kPaddedSide * kPaddedSide;
 
+enum class OptimizerKind : std::uint8_t { kSgd, kAdamw };
+
+struct OptimizerSettings {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  double momentum = 0.9;                              ///< SGD
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< AdamW
+  double weight_decay = 0;  ///< AdamW's is separate from the gradient (Loshchilov, Hutter 2019)
+};
+
 }  // namespace ddp::train
 
 namespace ddp::train::kernels {
@@ -184,18 +193,10 @@ template <class T>
 void sgd_step(std::span<T> parameters, std::span<T> velocity, std::span<const T> gradients, T lr, T momentum,
               T decay);
 
-struct AdamwSettings {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double epsilon = 1e-8;
-  double decay = 0.01;  ///< weight decay, separate from the gradient (Loshchilov, Hutter 2019)
-};
-
 /// Makes the `step`-th step (from 1) as torch.optim.AdamW. Same bits on every processor, as sgd_step.
 template <class T>
 void adamw_step(std::span<T> parameters, std::span<T> mean, std::span<T> square, std::span<const T> gradients,
-                const AdamwSettings& settings, std::int64_t step);
+                const OptimizerSettings& settings, double lr, std::int64_t step);
 
 }  // namespace ddp::train::kernels
 

@@ -54,15 +54,6 @@ double squared_norm(std::span<const T> values) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-#define DDP_INSTANTIATE(T)                                \
-  template void add<T>(std::span<T>, std::span<const T>); \
-  template bool average<T>(std::span<T>, T);              \
-  template void clip_value<T>(std::span<T>, T);           \
-  template double squared_norm<T>(std::span<const T>);
-DDP_INSTANTIATE(float)
-DDP_INSTANTIATE(double)
-#undef DDP_INSTANTIATE
-
 template <class T>
 void sgd_step(std::span<T> parameters, std::span<T> velocity, std::span<const T> gradients, T lr, T momentum,
               T decay) {
@@ -72,18 +63,13 @@ void sgd_step(std::span<T> parameters, std::span<T> velocity, std::span<const T>
   }
 }
 
-template void sgd_step<float>(std::span<float>, std::span<float>, std::span<const float>, float, float,
-                              float);
-template void sgd_step<double>(std::span<double>, std::span<double>, std::span<const double>, double, double,
-                               double);
-
 template <class T>
 void adamw_step(std::span<T> parameters, std::span<T> mean, std::span<T> square, std::span<const T> gradients,
-                const AdamwSettings& settings, std::int64_t step) {
+                const OptimizerSettings& settings, double lr, std::int64_t step) {
   const double count = static_cast<double>(step);
   const T root_correction = static_cast<T>(std::sqrt(1 - std::pow(settings.beta2, count)));
-  const T rate = static_cast<T>(settings.lr / (1 - std::pow(settings.beta1, count)));
-  const T keep = static_cast<T>(1 - settings.lr * settings.decay);
+  const T rate = static_cast<T>(lr / (1 - std::pow(settings.beta1, count)));
+  const T keep = static_cast<T>(1 - lr * settings.weight_decay);
   const T beta1 = static_cast<T>(settings.beta1), rest1 = static_cast<T>(1 - settings.beta1);
   const T beta2 = static_cast<T>(settings.beta2), rest2 = static_cast<T>(1 - settings.beta2);
   const T epsilon = static_cast<T>(settings.epsilon);
@@ -96,9 +82,15 @@ void adamw_step(std::span<T> parameters, std::span<T> mean, std::span<T> square,
   }
 }
 
-template void adamw_step<float>(std::span<float>, std::span<float>, std::span<float>, std::span<const float>,
-                                const AdamwSettings&, std::int64_t);
-template void adamw_step<double>(std::span<double>, std::span<double>, std::span<double>,
-                                 std::span<const double>, const AdamwSettings&, std::int64_t);
+#define DDP_INSTANTIATE(T)                                                                  \
+  template void add<T>(std::span<T>, std::span<const T>);                                   \
+  template bool average<T>(std::span<T>, T);                                                \
+  template void clip_value<T>(std::span<T>, T);                                             \
+  template double squared_norm<T>(std::span<const T>);                                      \
+  template void sgd_step<T>(std::span<T>, std::span<T>, std::span<const T>, T, T, T);       \
+  template void adamw_step<T>(std::span<T>, std::span<T>, std::span<T>, std::span<const T>, \
+                              const OptimizerSettings&, double, std::int64_t);
+DDP_INSTANTIATE(float)
+DDP_INSTANTIATE(double)
 
 }  // namespace ddp::train::kernels

@@ -8,12 +8,6 @@
 
 namespace ddp::train::kernels::device {
 
-/// Score of a batch, where the host reads it; as kernels::BatchScore.
-struct DeviceScore {
-  double loss_sum;
-  int correct;
-};
-
 /// The scores of the single images.
 struct ImageScores {
   double* loss;
@@ -54,7 +48,7 @@ struct ScoreTotals {
     int batch;
     ImageScores scores;
     T* mean_loss;  ///< null: not computed
-    DeviceScore* total;
+    BatchScore* total;
   };
   static constexpr int kThreads = Threads;
   static constexpr int kRounds = halvings(kThreads);

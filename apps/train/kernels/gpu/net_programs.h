@@ -70,7 +70,7 @@ struct TrainingMemory {
   T* gradients = nullptr;  ///< [count + 1]: the mean loss follows them
   T* next_running = nullptr;
   ImageScores scores{};
-  DeviceScore* score = nullptr;
+  BatchScore* score = nullptr;
   double* squares = nullptr;
   int* infinite = nullptr;
   unsigned* update_ticket = nullptr;
@@ -90,7 +90,7 @@ struct TrainingMemory {
         gradients(arena.take<T>(static_cast<std::size_t>(parameter_count) + 1)),
         next_running(arena.take<T>(running)),
         scores{arena.take<double>(max_batch), arena.take<int>(max_batch)},
-        score(arena.take<DeviceScore>(1)),
+        score(arena.take<BatchScore>(1)),
         squares(arena.take<double>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
         infinite(arena.take<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
         update_ticket(arena.take<unsigned>(1)),

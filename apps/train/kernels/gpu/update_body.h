@@ -53,12 +53,8 @@ struct StepState {
 };
 
 /// The hyperparameters by value; constant while a graph exists.
-struct UpdateSettings {
-  bool adamw;
-  double momentum;               ///< SGD
-  double beta1, beta2, epsilon;  ///< AdamW
-  double decay;
-  double clip_value, clip_norm;  ///< 0: off
+struct UpdateSettings : OptimizerSettings {
+  double clip_value = 0, clip_norm = 0;  ///< 0: off
 };
 
 /// Averages the reduced gradient and clips it by value; also counts numbers that are not finite and sums
@@ -187,11 +183,11 @@ struct StepDecision {
     }
     ++state.steps;
     state.lr = lr;
-    if (settings.adamw) {
+    if (settings.kind == OptimizerKind::kAdamw) {
       const double count = static_cast<double>(state.steps);
       state.root_correction = std::sqrt(1 - std::pow(settings.beta2, count));
       state.rate = state.lr / (1 - std::pow(settings.beta1, count));
-      state.keep = 1 - state.lr * settings.decay;
+      state.keep = 1 - state.lr * settings.weight_decay;
     }
     if (!(settings.clip_norm > 0)) return;
     const double factor = settings.clip_norm / (norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_
@@ -270,7 +266,7 @@ struct Update : OnePhase {
     if (i < args.count) {
       const double factor = args.state->factor;
       const T gradient = factor < 1 ? args.gradients[i] * static_cast<T>(factor) : args.gradients[i];
-      if (args.settings.adamw) {
+      if (args.settings.kind == OptimizerKind::kAdamw) {
         adamw(i, gradient, args);
       } else {
         sgd(i, gradient, args);
@@ -283,7 +279,8 @@ struct Update : OnePhase {
 
  private:
   static DDP_HD void sgd(int i, T gradient, const Args& args) {
-    const T momentum = static_cast<T>(args.settings.momentum), decay = static_cast<T>(args.settings.decay);
+    const T momentum = static_cast<T>(args.settings.momentum),
+            decay = static_cast<T>(args.settings.weight_decay);
     const T velocity = momentum * args.first[i] + (gradient + decay * args.parameters[i]);
     args.first[i] = velocity;
     args.parameters[i] -= static_cast<T>(args.state->lr) * velocity;

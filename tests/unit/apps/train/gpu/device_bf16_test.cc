@@ -92,7 +92,7 @@ double loss_after_training() {
     std::ranges::copy(batch.labels, t.labels);
     device.forward_backward(kTrainingBatch, {});
     t.step.present().input.lr = 0.01;
-    run_update(HostRunner{}, t, {false, 0.9, 0.9, 0.999, 1e-8, 0, 0, 0}, 1.0f);
+    run_update(HostRunner{}, t, {}, 1.0f);
     if (step >= 40) last += t.score->loss_sum / kTrainingBatch / 10;
   }
   CHECK(t.state->dropped == 0);
@@ -286,7 +286,8 @@ TEST_CASE("the bf16 forward pass reads the rounded weights of updates and run_ro
     const std::vector<float> old(t.parameters, t.parameters + kConvNetParameters);
     device.forward_backward(kBatch, {});
     t.step.present().input.lr = 0.01;
-    run_update(HostRunner{}, t, {adamw, 0.9, 0.9, 0.999, 1e-8, 0.01, 0, 0}, 1.0f);
+    run_update(HostRunner{}, t,
+               {{adamw ? OptimizerKind::kAdamw : OptimizerKind::kSgd, 0.9, 0.9, 0.999, 1e-8, 0.01}}, 1.0f);
     CHECK_FALSE(same_bits(std::span<const float>(t.parameters, kConvNetParameters), old));
     CHECK(follow());
   }
@@ -336,8 +337,8 @@ TEST_CASE("an MLP in bf16 has the same bits in every order, gradients near float
     plain.forward_backward(kBatch, {});
     if (step == 0) first = t.score->loss_sum;
     t.step.present().input.lr = plain.training.step.present().input.lr = 0.01;
-    run_update(HostRunner{}, t, {false, 0.9, 0.9, 0.999, 1e-8, 0, 0, 0}, 1.0f);
-    run_update(HostRunner{}, plain.training, {false, 0.9, 0.9, 0.999, 1e-8, 0, 0, 0}, 1.0f);
+    run_update(HostRunner{}, t, {}, 1.0f);
+    run_update(HostRunner{}, plain.training, {}, 1.0f);
   }
   INFO("float " << plain.training.score->loss_sum << ", bf16 " << t.score->loss_sum << ", first " << first);
   CHECK(t.score->loss_sum < first / 2);

@@ -77,12 +77,11 @@ struct UpdateCase {
       const double factor = settings.clip_norm / (std::sqrt(squared_norm<T>(own)) + 1e-6);
       if (factor < 1) average<T>(own, static_cast<T>(factor));
     }
-    if (settings.adamw) {
-      adamw_step<T>(parameters.span(), first.span(), second.span(), own,
-                    {0.01, settings.beta1, settings.beta2, settings.epsilon, settings.decay}, 1);
+    if (settings.kind == OptimizerKind::kAdamw) {
+      adamw_step<T>(parameters.span(), first.span(), second.span(), own, settings, 0.01, 1);
     } else {
       sgd_step<T>(parameters.span(), first.span(), own, T(0.01), static_cast<T>(settings.momentum),
-                  static_cast<T>(settings.decay));
+                  static_cast<T>(settings.weight_decay));
     }
     std::vector<T> all(parameters.data(), parameters.data() + count);
     all.insert(all.end(), first.data(), first.data() + count);
@@ -92,7 +91,9 @@ struct UpdateCase {
 };
 
 UpdateSettings hyperparameters(bool adamw, double clip_value, double clip_norm) {
-  return {adamw, 0.9, 0.9, 0.999, 1e-8, 0.01, clip_value, clip_norm};
+  return {{adamw ? OptimizerKind::kAdamw : OptimizerKind::kSgd, 0.9, 0.9, 0.999, 1e-8, 0.01},
+          clip_value,
+          clip_norm};
 }
 
 }  // namespace
@@ -134,7 +135,7 @@ TEMPLATE_TEST_CASE("the device classifier equals pooling, linear layer, softmax 
 
     auto losses = unwritten<double>(batch);
     std::vector<int> correct(batch, -1);
-    DeviceScore total{};
+    BatchScore total{};
     unsigned ticket = 0;
     const typename Sums::Args no_sums{};
     const auto got = in_every_order([&](const HostOrder& order) {
@@ -182,7 +183,7 @@ TEMPLATE_TEST_CASE("the device classifier equals pooling, linear layer, softmax 
 
     // An evaluation only computes the score.
     std::fill(losses.begin(), losses.end(), 0.0);
-    DeviceScore again{};
+    BatchScore again{};
     run_on_host<WithLast<Body, BodyPair<Sums, Totals>>>(
         {{batch,
           images.data(),

@@ -23,15 +23,17 @@ struct CpuUpdate {
   int steps = 0;
 
   CpuUpdate(bool adamw, std::size_t size)
-      : settings{adamw, 0.9, 0.9, 0.999, 1e-8, 0.01, 0, 0}, first(size), second(size) {}
+      : settings{{adamw ? OptimizerKind::kAdamw : OptimizerKind::kSgd, 0.9, 0.9, 0.999, 1e-8, 0.01}},
+        first(size),
+        second(size) {}
   void step(Model<T>& model) {
     ++steps;
-    if (settings.adamw) {
-      kernels::adamw_step<T>(model.parameters(), first.span(), second.span(), model.gradients(),
-                             {0.01, settings.beta1, settings.beta2, settings.epsilon, settings.decay}, steps);
+    if (settings.kind == OptimizerKind::kAdamw) {
+      kernels::adamw_step<T>(model.parameters(), first.span(), second.span(), model.gradients(), settings,
+                             0.01, steps);
     } else {
       kernels::sgd_step<T>(model.parameters(), first.span(), model.gradients(), T(0.01),
-                           static_cast<T>(settings.momentum), static_cast<T>(settings.decay));
+                           static_cast<T>(settings.momentum), static_cast<T>(settings.weight_decay));
     }
   }
 };

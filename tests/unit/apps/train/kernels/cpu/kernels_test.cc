@@ -428,10 +428,10 @@ TEST_CASE("SGD with momentum equals torch.optim.SGD") {
 TEST_CASE("AdamW equals torch.optim.AdamW") {
   // Two steps of torch 1.13: parameter 1 and -2, gradients (0.5, -1), then (-0.25, 2), lr 0.1, decay 0.01.
   std::vector<double> weight{1, -2}, mean{0, 0}, square{0, 0};
-  const AdamwSettings settings{0.1, 0.9, 0.999, 1e-8, 0.01};
-  adamw_step<double>(weight, mean, square, std::vector<double>{0.5, -1}, settings, 1);
+  const OptimizerSettings settings{.weight_decay = 0.01};
+  adamw_step<double>(weight, mean, square, std::vector<double>{0.5, -1}, settings, 0.1, 1);
   CHECK(weight[0] == Approx(0.999 * 1 - 0.1 * 0.5 / (0.5 + 1e-8)).epsilon(1e-12));
-  adamw_step<double>(weight, mean, square, std::vector<double>{-0.25, 2}, settings, 2);
+  adamw_step<double>(weight, mean, square, std::vector<double>{-0.25, 2}, settings, 0.1, 2);
   const double m = 0.9 * 0.05 - 0.1 * 0.25, v = 0.999 * 0.001 * 0.25 + 0.001 * 0.0625;
   const double before = 0.999 - 0.1 * 0.5 / (0.5 + 1e-8);
   const double hat = m / (1 - 0.81) / (std::sqrt(v / (1 - 0.999 * 0.999)) + 1e-8);
@@ -446,14 +446,15 @@ TEST_CASE("AdamW with the cosine schedule equals torch's results") {
   int steps = 0, rates = 0;
   while (file >> kind) {
     if (kind == "adamw") {  // lr, four gradients, the four weights after the step
-      AdamwSettings settings{0, 0.8, 0.99, 1e-8, 0.05};
+      const OptimizerSettings settings{.beta1 = 0.8, .beta2 = 0.99, .weight_decay = 0.05};
+      double lr = 0;
       std::vector<double> gradient(4), expected(4);
-      file >> settings.lr;
+      file >> lr;
       for (auto* values : {&gradient, &expected}) {
         for (double& value : *values)
           file >> value;
       }
-      adamw_step<double>(weight, mean, square, gradient, settings, ++steps);
+      adamw_step<double>(weight, mean, square, gradient, settings, lr, ++steps);
       for (std::size_t i = 0; i < weight.size(); ++i)
         CHECK(std::abs(weight[i] - expected[i]) <= 1e-14);
     } else {  // cosine: step, steps, the rate of CosineAnnealingLR with a peak of 0.3
