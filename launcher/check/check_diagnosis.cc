@@ -604,12 +604,16 @@ std::string last_lines(const std::string& text) {
 std::string advice_of(const std::string& item) {
   static const std::map<std::string, std::string> kAdvice = {
       {"gemm", "exclude the host with --exclude; its processor, GPU or power is faulty"},
+      {"gradient", "exclude the host with --exclude; its processor, GPU or memory is faulty"},
       {"memory", "exclude the host with --exclude, and have its memory tested"},
       {"ecc", "have the GPU's memory tested"},
       {"xid", "find the Xid in NVIDIA's list, and read the kernel log of that host"},
       {"pair", "check cables, network card and MTU of both hosts"},
       {"sum", "exclude the host with --exclude; its memory or network is faulty"},
       {"slow", "check other load, power settings and cooling of that host"},
+      {"pause",
+       "find what stops the process on that host: other load, a debugger, a limit of its control group"},
+      {"link", "check the seat and the cables of that GPU"},
       {"throttle", "check its cooling and power"}};
   const auto found = kAdvice.find(item);
   return found == kAdvice.end() ? "" : found->second;

@@ -42,6 +42,20 @@ TEST_CASE("A diagnostic of a rank is reported for its host") {
   CHECK(found[1].nodes == std::vector<std::size_t>{0});
 }
 
+TEST_CASE("Each kind of diagnostic of a rank has an advice, unless its text has it") {
+  for (const char* item :
+       {"gemm", "gradient", "memory", "ecc", "xid", "pair", "sum", "slow", "pause", "link", "throttle"}) {
+    const auto found = deep_diagnostics(
+        two_nodes(), health(std::string("{\"level\":\"warning\",\"rank\":2,\"host\":\"x\",\"device\":"
+                                        "\"CPU\",\"text\":\"x\",\"item\":\"") +
+                                item + "\"}",
+                            true, 0));
+    CAPTURE(item);
+    REQUIRE(found.size() == 1);
+    CHECK(!found[0].advice.empty());
+  }
+}
+
 TEST_CASE("A diagnostic without a rank is one of the job") {
   const auto found = deep_diagnostics(
       two_nodes(), health("{\"level\":\"error\",\"item\":\"sum\",\"text\":\"sums are wrong\"}", false, 1));
