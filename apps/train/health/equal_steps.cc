@@ -5,6 +5,7 @@
 #include <numeric>
 #include <span>
 
+#include "apps/train/checkpoint/model_file.h"
 #include "apps/train/data/dataset.h"
 #include "apps/train/data/hash.h"
 #include "apps/train/gpu/device_model.h"
@@ -22,7 +23,8 @@ void flip_a_bit(std::span<float> numbers) {
 }
 
 std::uint64_t hash_of(std::span<const float> gradients) {
-  return fnv_hash(std::as_bytes(gradients)) | 1;  // never 0
+  if (!all_finite(gradients)) return 0;
+  return fnv_hash(std::as_bytes(gradients)) | 1;
 }
 
 /// The version of "cuBLASLt 13.0.2 (/usr/…)", or "own kernels": places and reasons differ between nodes.

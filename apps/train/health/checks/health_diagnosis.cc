@@ -129,7 +129,7 @@ class HealthEvaluator {
     if (f.other_steps > 0) {
       add(true, rank, "gradient",
           std::to_string(f.other_steps) + " of " + counted(f.steps, "equal training step") +
-              " gave other gradients than most of them");
+              " gave other gradients than most of them, or none that are finite");
     }
     if (f.unclear_steps > 0) {
       add(true, rank, "gradient",
@@ -393,6 +393,7 @@ std::vector<StepVerdict> compare_steps(std::span<const std::uint64_t> words, std
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const std::uint64_t* const mine = words.data() + rank * stride;
     for (std::size_t step = 0; mine[0] != 0 && step < steps; ++step) {
+      if (mine[1 + step] == 0) continue;
       Votes& batch = votes[{mine[0], step % batches}];
       const std::size_t count = ++batch.of[mine[1 + step]];
       ++batch.all;
@@ -405,9 +406,9 @@ std::vector<StepVerdict> compare_steps(std::span<const std::uint64_t> words, std
     const std::uint64_t* const mine = words.data() + rank * stride;
     for (std::size_t step = 0; mine[0] != 0 && step < steps; ++step) {
       const Votes& batch = votes[{mine[0], step % batches}];
-      if (2 * batch.most <= batch.all) {
+      if (mine[1 + step] != 0 && 2 * batch.most <= batch.all) {
         ++verdicts[rank].unclear;
-      } else if (mine[1 + step] != batch.winner) {
+      } else if (mine[1 + step] == 0 || mine[1 + step] != batch.winner) {
         ++verdicts[rank].other;
       }
     }

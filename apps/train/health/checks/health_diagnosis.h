@@ -26,7 +26,8 @@ struct HealthFigures {
   double bf16_gflops = 0, fp8_gflops = 0;  ///< of a GPU's tensor cores
   // Equal training steps of all ranks (EqualSteps)
   std::uint64_t steps = 0;
-  std::uint64_t other_steps = 0;    ///< gradients are not those of most steps with the same batch
+  std::uint64_t other_steps =
+      0;  ///< gradients are not those of most steps with the same batch, or not finite
   std::uint64_t unclear_steps = 0;  ///< gradients differ, and no majority says which are right
   double step_p50 = 0, step_p99 = 0, step_lost = 0;  ///< TimeSummary
   // Memory
@@ -129,8 +130,8 @@ struct StepVerdict {
   std::uint64_t other = 0, unclear = 0;  ///< as in HealthFigures
 };
 /// Compares equal steps of all ranks (sans-IO). `words` has `stride` words for each rank: its kind, then the
-/// hash of each of `steps` steps. Steps that are `batches` apart had the same batch; only equal kinds are
-/// compared. Kind 0: the rank made none.
+/// hash of each of `steps` steps; 0: not finite. Steps that are `batches` apart had the same batch; only
+/// equal kinds are compared. Kind 0: the rank made none.
 std::vector<StepVerdict> compare_steps(std::span<const std::uint64_t> words, std::size_t stride,
                                        std::size_t steps, std::size_t batches);
 

@@ -247,6 +247,8 @@ TEST_CASE("Equal steps: the minority is named, by majority of ranks and of repea
   CHECK(verdicts({{1, 7, 8, 7, 9}}) == "0/2 ");
   // Other devices round in other ways; a rank without steps has no vote.
   CHECK(verdicts({good, {2, 5, 5, 5, 5}, {0, 0, 0, 0, 0}}) == "0/0 0/0 0/0 ");
+  CHECK(verdicts({{1, 0, 0, 0, 0}, {1, 0, 0, 0, 0}}) == "4/0 4/0 ");  // all ranks agree on nan
+  CHECK(verdicts({{1, 0, 8, 7, 8}}) == "1/0 ");
 }
 
 TEST_CASE("Ranks are compared by each speed, and named when they pause") {
