@@ -46,6 +46,7 @@ Result<std::unique_ptr<EqualSteps>> EqualSteps::open(DeviceKind device, int loca
     steps->model_ = std::make_unique<Mlp<float>>(width, kDepth, kBatch, steps->threads_);
     kind = std::string("CPU ") + kernels::best_kernels<float>().name;
   }
+  kind += ' ' + std::to_string(width);  // a GPU's depends on the processors that this process may use
   steps->kind_ = fnv_hash(std::as_bytes(std::span(kind))) | 1;
   steps->model_->initialise(1);
   const DataSplit data = synthetic_data(kBatches * kBatch);

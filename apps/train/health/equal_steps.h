@@ -30,7 +30,7 @@ class EqualSteps {
   /// `width`: of the MLP's layers. `threads`: of a CPU.
   static Result<std::unique_ptr<EqualSteps>> open(DeviceKind device, int local_rank, int width, int threads);
 
-  /// Hashes what must be equal for equal bits: the kind of device and what multiplies on it.
+  /// Hashes what must be equal for equal bits: the kind of device, what multiplies on it, and the width.
   std::uint64_t kind() const { return kind_; }
   /// Makes step `number` (from 0). `inject`: a bit of one gradient is inverted.
   Result<Step> make(std::size_t number, bool inject);

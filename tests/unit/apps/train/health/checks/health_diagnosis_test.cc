@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/train/health/checks/health_kernels.h"
+#include "apps/train/health/equal_steps.h"
 #include "tests/support/catch.h"
 #include "tests/support/host_launch.h"
 
@@ -245,10 +246,10 @@ TEST_CASE("Equal steps: the minority is named, by majority of ranks and of repea
   CHECK(verdicts({good, {1, 7, 8, 7, 9}}) == "0/0 1/0 ");            // of two ranks, the one that wavers
   CHECK(verdicts({good, {1, 6, 8, 6, 8}}) == "0/2 0/2 ");            // or none of them
   CHECK(verdicts({{1, 7, 8, 7, 9}}) == "0/2 ");
-  // Other devices round in other ways; a rank without steps has no vote.
-  CHECK(verdicts({good, {2, 5, 5, 5, 5}, {0, 0, 0, 0, 0}}) == "0/0 0/0 0/0 ");
   CHECK(verdicts({{1, 0, 0, 0, 0}, {1, 0, 0, 0, 0}}) == "4/0 4/0 ");  // all ranks agree on nan
   CHECK(verdicts({{1, 0, 8, 7, 8}}) == "1/0 ");
+  // Other devices round in other ways; a rank without steps has no vote.
+  CHECK(verdicts({good, {2, 5, 5, 5, 5}, {0, 0, 0, 0, 0}}) == "0/0 0/0 0/0 ");
 }
 
 TEST_CASE("Ranks are compared by each speed, and named when they pause") {
@@ -281,6 +282,16 @@ TEST_CASE("Ranks are compared by each speed, and named when they pause") {
   CHECK(diagnostic_lines(report) == Lines{"warning 1 pause: lost 10.0 % of its time in pauses: 1 % of its "
                                           "training steps take 60.0 ms or more, "
                                           "half of them 10.0 ms; the median of the others is 1.0 %"});
+}
+
+TEST_CASE("only steps of one width are compared") {
+  const auto kind = [](int width) {
+    const auto steps = EqualSteps::open(DeviceKind::kCpu, 0, width, 1);
+    REQUIRE(steps.has_value());
+    return (*steps)->kind();
+  };
+  CHECK(kind(8) == kind(8));
+  CHECK(kind(8) != kind(16));
 }
 
 TEST_CASE("The counters of a GPU's links and rows are reported, and rounds add up to the worst") {
