@@ -78,8 +78,8 @@ void declare_tests(OptionTable& table, HealthOptions& options) {
        .value = "MB",
        .default_text = "256; on a GPU 98 % of the free memory",
        .help = "MiB of memory that each rank tests",
-       .details = "On a CPU more than the host has is refused. Ranks that share a GPU divide its free "
-                  "memory.",
+       .details = "On a CPU more than the host has is refused, and the default is at most half of what is "
+                  "left. Ranks that share a GPU divide its free memory.",
        .equal = true},
       number_into(options.memory_mb, 1, kMostMemory));
   table.choice<DeviceKind>(
@@ -351,11 +351,14 @@ void ask_for_memory(OwnDevice& own) {
   }
 }
 
-/// Each of several ranks on one GPU would otherwise take all free memory.
-Result<std::size_t> agree_on_memory(Communicator& all, const OwnDevice& own) {
+/// Each of several ranks on one GPU would otherwise take all free memory, and those of a host too much of it.
+Result<std::size_t> agree_on_memory(Communicator& all, const OwnDevice& own, int ranks_of_host) {
+  // Read before any rank has taken some.
+  const std::size_t of_host =
+      available_memory().value_or(0) / 2 / static_cast<std::size_t>(std::max(ranks_of_host, 1));
   const std::uint64_t mine[] = {own.device ? own.device->identity() : 0, own.testable};
   const auto sizes = DDP_TRY(all.all_gather(mine));
-  return memory_share(sizes, all.rank());
+  return mine[0] == 0 ? of_host : memory_share(sizes, all.rank());
 }
 
 Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthReport& report) {
@@ -453,7 +456,7 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   const auto sign = options.comm_timeout / 4;
   DDP_TRY(share_outcome(all, open, sign));
   DDP_TRY(share_outcome(all, ask, sign));
-  const auto share = DDP_TRY(agree_on_memory(all, own));
+  const auto share = DDP_TRY(agree_on_memory(all, own, environment.local_world_size));
   HealthTask task = task_of(options, environment, share);
   const auto test = [&]() -> Result<> {
     if (own.device) test_device(*own.device, task, own.figures);

@@ -20,8 +20,8 @@ namespace ddp::train {
 /// Settings of the tests, and the faults to inject.
 struct HealthTask {
   std::chrono::milliseconds time{10'000};
-  std::size_t memory = 0;  ///< bytes to test; 0: a CPU's default, a GPU's `share`
-  std::size_t share = 0;   ///< bytes of its GPU that this rank may take (memory_share)
+  std::size_t memory = 0;  ///< bytes to test; 0: `share`, of a CPU at most its default
+  std::size_t share = 0;   ///< bytes that this rank may take of its GPU (memory_share) or host; 0: unknown
   int threads = 1;
   bool inject_gemm = false;
   bool inject_memory = false;

@@ -72,7 +72,8 @@ class Cpu final : public HealthDevice {
   }
 
   Result<> remember(const HealthTask& task, HealthFigures& figures) override {
-    const std::size_t bytes = task.memory != 0 ? task.memory : kUsualMemory;
+    const std::size_t usual = task.share != 0 ? std::min(task.share, kUsualMemory) : kUsualMemory;
+    const std::size_t bytes = task.memory != 0 ? task.memory : usual;
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
       return system_error(errno, "get " + std::to_string(bytes >> 20) + " MiB of memory to test");

@@ -9,6 +9,7 @@
 
 #include "apps/train/health/checks/health_kernels.h"
 #include "apps/train/health/equal_steps.h"
+#include "apps/train/health/health.h"
 #include "tests/support/catch.h"
 #include "tests/support/host_launch.h"
 
@@ -292,6 +293,23 @@ TEST_CASE("only steps of one width are compared") {
   };
   CHECK(kind(8) == kind(8));
   CHECK(kind(8) != kind(16));
+}
+
+TEST_CASE("ranks divide the memory that they test") {
+  const std::uint64_t sizes[] = {7, 100, 9, 50, 7, 80, 0, 0};
+  CHECK(memory_share(sizes, 0) == 40);
+  CHECK(memory_share(sizes, 1) == 50);
+  CHECK(memory_share(sizes, 3) == 0);
+  const auto tested = [](std::size_t memory, std::size_t share) {
+    HealthTask task;
+    task.memory = memory;
+    task.share = share;
+    HealthFigures figures;
+    REQUIRE(open_health_cpu()->remember(task, figures).has_value());
+    return figures.memory;
+  };
+  CHECK(tested(0, 1 << 20) == 1 << 20);
+  CHECK(tested(2 << 20, 1 << 20) == 2 << 20);
 }
 
 TEST_CASE("The counters of a GPU's links and rows are reported, and rounds add up to the worst") {
