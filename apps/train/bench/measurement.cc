@@ -109,22 +109,10 @@ class BenchValues {
 };
 
 CollectiveKind device_kind(BenchOperation kind) {
-  switch (kind) {
-    case BenchOperation::kAllReduce:
-      return CollectiveKind::kAllReduce;
-    case BenchOperation::kAllGather:
-      return CollectiveKind::kAllGather;
-    case BenchOperation::kReduceScatter:
-      return CollectiveKind::kReduceScatter;
-    case BenchOperation::kBroadcast:
-      return CollectiveKind::kBroadcast;
-    case BenchOperation::kAllToAll:
-      return CollectiveKind::kAllToAll;
-    case BenchOperation::kSendReceive:
-    case BenchOperation::kPairs:
-      break;
-  }
-  return CollectiveKind::kSendReceive;
+  using enum CollectiveKind;
+  constexpr CollectiveKind kKinds[] = {kAllReduce, kAllGather,   kReduceScatter, kBroadcast,
+                                       kAllToAll,  kSendReceive, kSendReceive};
+  return kKinds[static_cast<std::size_t>(kind)];
 }
 
 /// One operation on a buffer of numbers, floats in host memory; nccl-tests' "size" is `bytes` of it.

@@ -46,19 +46,16 @@ std::optional<InjectedFault> parse_fault(std::string_view text) {
   const char* end = text.data() + text.size();
   const auto rank = std::from_chars(text.data(), end, inject.rank);
   if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || inject.rank < 0) return std::nullopt;
-  const std::string_view word(rank.ptr + 1, end);
-  if (word == "gemm") {
-    inject.fault = HealthFault::kGemm;
-  } else if (word == "memory") {
-    inject.fault = HealthFault::kMemory;
-  } else if (word == "gradient") {
-    inject.fault = HealthFault::kGradient;
-  } else if (word == "sum") {
-    inject.fault = HealthFault::kSum;
-  } else {
-    return std::nullopt;
+  constexpr std::pair<std::string_view, HealthFault> kFaults[] = {{"gemm", HealthFault::kGemm},
+                                                                  {"memory", HealthFault::kMemory},
+                                                                  {"gradient", HealthFault::kGradient},
+                                                                  {"sum", HealthFault::kSum}};
+  for (const auto& [word, fault] : kFaults) {
+    if (word != std::string_view(rank.ptr + 1, end)) continue;
+    inject.fault = fault;
+    return inject;
   }
-  return inject;
+  return std::nullopt;
 }
 
 void declare_tests(OptionTable& table, HealthOptions& options) {

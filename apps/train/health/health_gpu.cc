@@ -32,12 +32,6 @@ namespace ddp::train {
 
 namespace {
 
-/// Counters of a GPU that only grow.
-struct GpuCounters {
-  std::uint64_t ecc_corrected = 0, ecc_uncorrected = 0, pcie_replays = 0, nvlink_errors = 0,
-                remapped_rows = 0;
-};
-
 /// Reads the state of one GPU during its test by NVML. If the library or a function is missing, or the GPU
 /// does not know a value, it is 0, which is no error.
 class NvmlMonitor {
@@ -80,16 +74,12 @@ class NvmlMonitor {
 
   void end(HealthFigures& figures) {
     take_xids();
-    const GpuCounters now = counters();
-    const auto more = [&](std::uint64_t GpuCounters::*counter) {
-      return now.*counter - std::min(now.*counter, before_.*counter);
-    };
-    figures.ecc_corrected = more(&GpuCounters::ecc_corrected);
-    figures.ecc_uncorrected = more(&GpuCounters::ecc_uncorrected);
-    figures.pcie_replays = more(&GpuCounters::pcie_replays);
-    figures.nvlink_errors = more(&GpuCounters::nvlink_errors);
-    figures.remapped_rows = more(&GpuCounters::remapped_rows);
-    figures.remap_waits = remap_waits_ ? 1 : 0;
+    const HealthFigures now = counters();
+    for (const auto counter :
+         {&HealthFigures::ecc_corrected, &HealthFigures::ecc_uncorrected, &HealthFigures::pcie_replays,
+          &HealthFigures::nvlink_errors, &HealthFigures::remapped_rows})
+      figures.*counter = now.*counter - std::min(now.*counter, before_.*counter);
+    figures.remap_waits = now.remap_waits;
     for (const auto sample : {&HealthFigures::watts, &HealthFigures::temperature, &HealthFigures::clock,
                               &HealthFigures::most_clock, &HealthFigures::throttle_reasons,
                               &HealthFigures::xids, &HealthFigures::last_xid})
@@ -102,8 +92,9 @@ class NvmlMonitor {
     return function != nullptr && function(device_, arguments...) == kNvmlSuccess;
   }
 
-  GpuCounters counters() {
-    GpuCounters now;
+  /// Reads the counters, which only grow.
+  HealthFigures counters() const {
+    HealthFigures now;
     if (device_ == nullptr) return now;
     unsigned long long count = 0;
     if (ask(nvml_.ecc, kNvmlCorrected, kNvmlVolatile, &count)) now.ecc_corrected = count;
@@ -117,7 +108,7 @@ class NvmlMonitor {
     }
     if (ask(nvml_.remapped_rows, &corrected, &uncorrected, &pending, &failed)) {
       now.remapped_rows = corrected + uncorrected;
-      remap_waits_ = pending != 0 || failed != 0;
+      now.remap_waits = pending != 0 || failed != 0 ? 1 : 0;
     }
     return now;
   }
@@ -133,9 +124,7 @@ class NvmlMonitor {
   Nvml nvml_{};
   NvmlDevice device_ = nullptr;  ///< null: all values are unknown
   void* events_ = nullptr;       ///< null: Xids are not reported
-  HealthFigures seen_;
-  GpuCounters before_;
-  bool remap_waits_ = false;
+  HealthFigures seen_, before_;
 };
 
 using Clock = std::chrono::steady_clock;
