@@ -36,7 +36,7 @@ class EmulatedNccl(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # Ranks passes these variables to its processes.
-        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_SPOIL_SENT", "FAKE_NCCL_SPOIL_SUM_SENT", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END", "FAKE_NCCL_LOG",
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_SPOIL_SENT", "FAKE_NCCL_SPOIL_SUM_SENT", "FAKE_NCCL_SPLIT", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END", "FAKE_NCCL_LOG",
                      "FAKE_NCCL_FAIL_CAPTURED", "FAKE_NCCL_INIT", "CUDA_VISIBLE_DEVICES"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
@@ -385,6 +385,27 @@ class Bench(unittest.TestCase):
         self.assertEqual([pair["ranks"] for pair in record["pairs"] if pair["outlier"]], [[0, 3], [1, 3], [2, 3]], record["pairs"])
         self.assertIn("\n# slow: rank 3: more than 20 % under the median of the others in 3 of 3 pairs\n", results[0][1])
 
+    def test_a_faulty_link_in_a_node_is_named_by_its_rank_or_by_its_pair(self):
+        for peers, bad, said in (("0,2", [[0, 1], [1, 2]], "rank 1: wrong bytes or no connection in 2 of 3 pairs"),
+                                 ("2", [[1, 2]], "rank 1 - rank 2: 8 wrong bytes")):
+            results, record = self.faulty(1, f"FAKE_NCCL_SPOIL_PEERS={peers}", "pairs", "-e", "20000", sizes=(3, 1))
+            self.assertEqual([code for code, _, _ in results], [1, 0, 0, 0])
+            self.assertEqual(results[0][2], f"train: {said}\n")
+            self.assertEqual([pair["ranks"] for pair in record["pairs"] if pair["wrong"]], bad)
+
+    def test_a_split_that_fails_on_one_rank_ends_all(self):
+        os.environ["FAKE_CUDA_GPUS"] = "2"
+        failed = "ncclSystemError: an injected error during split"
+        with faulty_rank(1, "FAKE_NCCL_SPLIT=2"):
+            results = bench_run_test.run((2, 2), "bench", "pairs", "-e", "2000", "-n", "1")
+        self.assertEqual([code for code, _, _ in results], [1] * 4)
+        self.assertEqual(results[1][2], f"train: rank 1 over NCCL: {failed}\n")
+        for rank in (0, 2, 3):
+            self.assertRegex(results[rank][2], rf"^train: rank {rank} over NCCL: ncclRemoteError: .* during split\n$")
+        os.environ["FAKE_NCCL_SPLIT"] = "2"
+        for rank, (code, lines, errors) in enumerate(run(2, *FEW, *NCCL, "--sync-every-inter", "3", nodes=2)):
+            self.assertEqual((code, errors), (1, f"train: rank {rank} over NCCL: {failed}\n"), lines)
+
     def test_groups_per_node_and_rail_name_the_slow_rank(self):
         results, record = self.faulty(3, "FAKE_NCCL_SLOW_US=20000", "pairs", "-e", "20000", sizes=(2, 2))
         self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 4)
@@ -525,6 +546,18 @@ class Health(unittest.TestCase):
         self.assertEqual([code for code, _, _ in results], [0, 1, 0])
         self.assertEqual([rank["wrong_sums"] for rank in record["ranks"]], [3, 3, 3])
         self.assertEqual({(finding["rank"], finding["item"]) for finding in record["findings"] if finding["level"] == "error"}, {(1, "pair"), (1, "sum")})
+
+    def test_a_faulty_link_in_a_node_is_blamed_on_its_rank_in_front_of_and_behind_the_sum(self):
+        os.environ["FAKE_CUDA_GPUS"] = "3"
+        for sums, wrong in (("FAKE_NCCL_SPOIL_SUM_SENT=1000000", [3] * 4), (f"FAKE_NCCL_SPOIL={16 << 20}", [0, 3, 0, 0])):
+            with faulty_rank(1, f"FAKE_NCCL_SPOIL_PEERS=0,2 {sums}"):
+                results, record = self.health(sizes=(3, 1))
+            self.assertEqual([code for code, _, _ in results], [0, 1, 0, 0])
+            self.assertEqual([rank["wrong_sums"] for rank in record["ranks"]], wrong)
+            self.assertEqual([(finding["rank"], finding["item"]) for finding in record["findings"] if finding["level"] == "error"],
+                             [(1, "pair"), (1, "pair"), (1, "sum")])
+            self.assertRegex(results[0][2], r"^train: rank 1 on \S+, GPU 1 \(emulated GPU\): \d+ wrong bytes in the exchange with rank 0 on \S+; "
+                                            r"\d+ wrong bytes in the exchange with rank 2 on \S+; 3 wrong elements in the sum over all ranks\n$")
 
     def test_wrong_sums_of_groups_name_their_rank(self):
         os.environ["FAKE_CUDA_GPUS"] = "2"

@@ -9,6 +9,8 @@
 //   FAKE_NCCL_SPOIL=N        the last element of each sum and received message of N bytes is wrong here
 //   FAKE_NCCL_SPOIL_SENT=N   the last element that this rank gives to N bytes or more is wrong
 //   FAKE_NCCL_SPOIL_SUM_SENT=N  the same, only of an all-reduce
+//   FAKE_NCCL_SPOIL_PEERS=A,B  messages that this rank sends to these ranks are wrong
+//   FAKE_NCCL_SPLIT=N        each split that this rank takes part in ends with the result N
 //   FAKE_NCCL_SLOW_US=N      each all-reduce and group of messages of this rank takes that much longer
 //   FAKE_NCCL_INIT=N         each start of a communicator ends with the result N
 //   FAKE_NCCL_REGISTER=0     no memory can be registered
@@ -392,6 +394,10 @@ int ncclCommSplit(Comm* comm, int color, int key, Comm** child, void*) {
     int mine[2];
     std::map<std::pair<int, int>, int> members;
   };
+  if (const int failed = number_of("FAKE_NCCL_SPLIT", 0); failed != 0) {
+    comm->state->error = failed;
+    return kInProgress;
+  }
   const auto parts = std::make_shared<Parts>(Parts{{color, key}, {}});
   const std::shared_ptr<FakeNcclState> state = comm->state;
   const std::string name = state->name + "-" + std::to_string(++state->parts) + "-" + std::to_string(color);

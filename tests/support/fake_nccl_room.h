@@ -130,6 +130,13 @@ inline void fake_nccl_spoil_sent(const char* variable, char* piece, std::size_t 
     piece[size - 1] ^= 0x10;
 }
 
+/// Returns whether the link to this rank of the communicator is faulty.
+inline bool fake_nccl_link_is_faulty(int peer) {
+  const char* const peers = std::getenv("FAKE_NCCL_SPOIL_PEERS");
+  return peers != nullptr &&
+         ("," + std::string(peers) + ",").find("," + std::to_string(peer) + ",") != std::string::npos;
+}
+
 /// Makes this rank slow, if that is wanted.
 inline void fake_nccl_be_slow() {
   static const char* const slow = std::getenv("FAKE_NCCL_SLOW_US");
@@ -275,6 +282,7 @@ class FakeNcclMessages {
     if (message.is_sent) {
       mail.bytes = message.bytes;
       std::memcpy(mail.data, message.data + message.done, piece);
+      if (fake_nccl_link_is_faulty(message.peer)) mail.data[piece - 1] ^= 0x10;
       fake_nccl_spoil_sent("FAKE_NCCL_SPOIL_SENT", mail.data, piece, message.done + piece == message.bytes,
                            message.bytes);
     } else if (mail.bytes != message.bytes) {
