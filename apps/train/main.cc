@@ -84,8 +84,9 @@ int run(int argc, char** argv) {
     const bool usage = alone && world.error().code == ddp::ErrorCode::kUsage;
     return fail(loaded ? world.error().text : loaded.error().text, usage ? kUsageExit : kFailed);
   }
-  options.device = world->choice.device;
+  const std::string model_line = take_device(world->choice.device, options);
   if (!world->choice_line.empty()) print_out("%s\n", world->choice_line.c_str());
+  if (environment->rank == 0 && !model_line.empty()) print_out("%s\n", model_line.c_str());
   // A rank that could not read the data reports it together with the others, which cannot read it either.
   if (auto shared = data.share(*world->communicator, *environment); !shared) return fail(shared.error().text);
   if (environment->rank == 0 && !data.line().empty()) print_out("%s\n", data.line().c_str());

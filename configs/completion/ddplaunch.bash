@@ -174,7 +174,7 @@ _ddplaunch_table() {
     'train --read-flight-recorder') source='directory' ;;
     'train --data') source='directory' words='synthetic auto' ;;
     'train --limit') source='any' ;;
-    'train --model') source='any' words='convnet mlp' ;;
+    'train --model') source='any' words='auto convnet mlp' ;;
     'train --mlp-width') source='any' ;;
     'train --mlp-depth') source='any' ;;
     'train --device') source='any' words='auto cpu gpu' ;;

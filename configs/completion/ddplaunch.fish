@@ -438,7 +438,7 @@ complete -c ddplaunch -c train -n '__ddplaunch_is train' -l read-flight-recorder
 complete -c ddplaunch -c train -n '__ddplaunch_is train; and __ddplaunch_has_underscore' -l read_flight_recorder -r -f -a '(__fish_complete_directories)' -d 'analyze the files of --flight-recorder DIR: print which rank the others waited for'
 complete -c ddplaunch -c train -n '__ddplaunch_is train' -l data -r -f -a 'synthetic auto (__fish_complete_directories)' -d 'directory with the MNIST or Fashion-MNIST files, or synthetic images; auto: /usr/share/datasets/fashion-mnist of any node, else synthetic'
 complete -c ddplaunch -c train -n '__ddplaunch_is train' -l limit -r -f -d 'use only the first N training images (0: all); with --data synthetic, N may exceed 60000'
-complete -c ddplaunch -c train -n '__ddplaunch_is train' -l model -r -f -a 'convnet mlp' -d 'network to train: a small ConvNet, or an MLP'
+complete -c ddplaunch -c train -n '__ddplaunch_is train' -l model -r -f -a 'auto convnet mlp' -d 'network to train: a small ConvNet, or an MLP; auto: on GPUs an MLP with 58 MiB of gradients, else the ConvNet'
 complete -c ddplaunch -c train -n '__ddplaunch_is train' -l mlp-width -r -f -d 'width of the MLP\'s hidden layers'
 complete -c ddplaunch -c train -n '__ddplaunch_is train; and __ddplaunch_has_underscore' -l mlp_width -r -f -d 'width of the MLP\'s hidden layers'
 complete -c ddplaunch -c train -n '__ddplaunch_is train' -l mlp-depth -r -f -d 'number of the MLP\'s hidden layers'

@@ -257,7 +257,7 @@ class Completion(unittest.TestCase):
 
     def test_the_bundled_trainer(self):
         self.check("ddplaunch --nproc-per-node 2 train --", "--data", "--model", absent=["--launcher", "--minbytes"])
-        self.exactly("ddplaunch train --model ", "convnet", "mlp")
+        self.exactly("ddplaunch train --model ", "auto", "convnet", "mlp")
         self.check("ddplaunch train ", "bench", "health")
         self.check("ddplaunch train bench ", "allreduce", "pairs")
         self.check("ddplaunch train bench allreduce --", "--minbytes", absent=["--epochs", "--launcher"])
@@ -268,7 +268,7 @@ class Completion(unittest.TestCase):
     def test_the_trainer_alone(self):
         for program in ("train", "/opt/ddplaunch/train"):
             self.check(f"{program} --", "--data", "--model", "--version", absent=["--launcher", "--minbytes"])
-            self.exactly(f"{program} --model ", "convnet", "mlp")
+            self.exactly(f"{program} --model ", "auto", "convnet", "mlp")
             self.check(f"{program} ", "bench", "health")
             self.check(f"{program} bench ", "allreduce", "pairs")
             self.check(f"{program} bench allreduce --", "--minbytes", absent=["--epochs", "--launcher"])

@@ -88,7 +88,7 @@ class EmulatedTrain(unittest.TestCase):
     def train(self, *options, **environment):
         if "--dtype" not in options:
             options = ("--dtype", "float64", *options)
-        return subprocess.run([TRAIN, "--data", self.place, "--batch-size", "20", "--bar", "never", *options],
+        return subprocess.run([TRAIN, "--model", "convnet", "--data", self.place, "--batch-size", "20", "--bar", "never", *options],
                               env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False)
 
     def losses(self, *options):
@@ -132,6 +132,19 @@ class EmulatedTrain(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertRegex(done.stdout.splitlines()[0], rf"^device cpu \(rank 0 on \S+: no usable NVIDIA GPU: {why}\)$")
 
+    def test_the_model_of_the_default_is_that_of_the_device(self):
+        """A checkpoint of the other device's model is no damage."""
+        saved = os.path.join(self.place, "saved")
+        task = ("--model", "auto", "--dtype", "float32", "--max-steps", "1", "--checkpoint-dir", saved)
+        done = self.train(*task, FAKE_CUDA_GPUS="0")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertNotIn("model", done.stdout)
+        done = self.train(*task, "--resume", "auto", FAKE_CUDA_MIB="1024")
+        self.assertEqual((done.returncode, done.stderr), (1, f"train: cannot resume from {saved}/step-00000001: --model is convnet there and mlp here; "
+                                                             "resume with the same options and data, or name another checkpoint\n"))
+        self.assertEqual(done.stdout.splitlines()[:2], ["device gpu", "model mlp (--mlp-width 2560 --mlp-depth 3 --lr 0.1), the default on GPUs"])
+        self.assertEqual(os.listdir(saved), ["step-00000001"])
+
     def test_a_driver_that_is_too_old_is_not_taken_for_a_missing_one(self):
         for version, text in (("12040", "the NVIDIA driver is too old: it supports CUDA 12.4, this program needs CUDA 13.1; "
                                         "update the driver"), ("0", "no NVIDIA driver is installed")):
@@ -141,7 +154,7 @@ class EmulatedTrain(unittest.TestCase):
     def test_bf16_learns_what_float32_learns(self):
         def of(dtype):
             path = os.path.join(self.place, f"metrics-{dtype}")
-            done = subprocess.run([TRAIN, "--data", "synthetic", "--limit", "200", "--batch-size", "20", "--device", "gpu", "--bar", "never",
+            done = subprocess.run([TRAIN, "--model", "convnet", "--data", "synthetic", "--limit", "200", "--batch-size", "20", "--device", "gpu", "--bar", "never",
                                    "--dtype", dtype, "--metrics-file", path, "--export", os.path.join(self.place, dtype)],
                                   capture_output=True, text=True, timeout=240, check=False)
             self.assertEqual((done.returncode, done.stderr), (0, ""))

@@ -19,7 +19,7 @@ import bench_run_test  # noqa: E402
 import train_run_test  # noqa: E402
 from train_run_test import run  # noqa: E402
 
-FEW = ("--data", "synthetic", "--limit", "400", "--batch-size", "10", "--max-steps", "6")
+FEW = ("--model", "convnet", "--data", "synthetic", "--limit", "400", "--batch-size", "10", "--max-steps", "6")
 NCCL = ("--comm", "nccl", "--share-gpu")
 
 
@@ -37,7 +37,7 @@ class EmulatedNccl(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         # Ranks passes these variables to its processes.
         for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_SPOIL_SENT", "FAKE_NCCL_SPOIL_SUM_SENT", "FAKE_NCCL_SPLIT", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS", "FAKE_CUDA_GRAPH_END", "FAKE_NCCL_LOG",
-                     "FAKE_NCCL_FAIL_CAPTURED", "FAKE_NCCL_INIT", "CUDA_VISIBLE_DEVICES"):
+                     "FAKE_NCCL_FAIL_CAPTURED", "FAKE_NCCL_INIT", "FAKE_CUDA_MIB", "CUDA_VISIBLE_DEVICES"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
                             ("FAKE_NCCL_DIR", folder.name)):
@@ -108,6 +108,17 @@ class EmulatedNccl(unittest.TestCase):
                                      r"the slow --comm shm or tcp\n$")
         for code, _, _ in run(2, *FEW, "--device", "gpu", "--comm", "tcp"):
             self.assertEqual(code, 0)
+
+    def test_the_default_on_gpus_sends_large_messages_and_has_a_known_result(self):
+        os.environ |= {"FAKE_CUDA_GPUS": "2", "FAKE_CUDA_MIB": "1024"}
+        with tempfile.TemporaryDirectory() as folder:
+            train_run_test.write_like_fashion_mnist(folder, 2, 2)
+            with train_run_test.Ranks(2, "--device", "auto", "--data", folder) as ranks:
+                results = ranks.finish(timeout=250)
+        self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 2)
+        self.assertEqual(results[0][1][1:3], ["device gpu, nccl", "model mlp (--mlp-width 2560 --mlp-depth 3 --lr 0.1), the default on GPUs"])
+        self.assertRegex(ranks.verdict[0], r"^verdict: 9\d\.\d % of the test images are right, at least 75 % are expected; \d+ % of a step in collectives "
+                                           r"that run alone; all-reduce of 25\.0 MiB at \d+\.\d\d GB/s busbw$")
 
     def test_one_rank_with_another_nccl_ends_the_job(self):
         """It must not send the other ranks to the CPU."""
@@ -199,7 +210,7 @@ class EmulatedNccl(unittest.TestCase):
                                            ("p2p", late, small, "defers"), ("p2p", late, large, "waits")):
             os.environ |= {"FAKE_NCCL_TRANSPORT": way, "FAKE_CUDA_GRAPH_END": graph_end}
             with self.subTest(way=way, shape=shape, graph_end=graph_end), train_run_test.Ranks(
-                    2, "--data", "synthetic", "--limit", "1000000", *shape, *NCCL, "--device", "gpu",
+                    2, "--model", "convnet", "--data", "synthetic", "--limit", "1000000", *shape, *NCCL, "--device", "gpu",
                     "--comm-timeout", "3s", nodes=1) as ranks:
                 while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):
                     self.assertIsNone(ranks.processes[0].poll())
@@ -218,7 +229,7 @@ class EmulatedNccl(unittest.TestCase):
 
     def test_the_flight_recorder_has_the_all_reduces_of_replayed_graphs(self):
         with tempfile.TemporaryDirectory() as folder:
-            with train_run_test.Ranks(2, "--data", "synthetic", "--limit", "100000", "--batch-size", "2", *NCCL, "--device", "gpu",
+            with train_run_test.Ranks(2, "--model", "convnet", "--data", "synthetic", "--limit", "100000", "--batch-size", "2", *NCCL, "--device", "gpu",
                                       "--flight-recorder", folder, nodes=1) as ranks:
                 while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):
                     self.assertIsNone(ranks.processes[0].poll())

@@ -18,8 +18,8 @@ import train_run_test  # noqa: E402
 from train_run_test import Ranks, run  # noqa: E402
 
 # Ranks take turns on the GPU, about 10 ms for each operation whatever its size, so trainings have few steps.
-FEW = ("--data", "synthetic", "--limit", "400", "--batch-size", "10", "--max-steps", "5")
-LONG = ("--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
+FEW = ("--model", "convnet", "--data", "synthetic", "--limit", "400", "--batch-size", "10", "--max-steps", "5")
+LONG = ("--model", "convnet", "--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
 SHARED = ("--comm", "nccl", "--share-gpu")
 SKIPPED = 77
 

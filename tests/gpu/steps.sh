@@ -51,7 +51,7 @@ waited() {
 }
 
 # --- trainings --------------------------------------------------------------------------------------------------------
-data=(--data synthetic --bar never)
+data=(--model convnet --data synthetic --bar never)
 few=("${data[@]}" --limit "${DDP_GPU_IMAGES:-4000}" --batch-size 50)
 # Sets `shared` if there are fewer GPUs than ranks. Ranks then take turns, about 10 ms for an operation, so speed is not shown.
 share() {

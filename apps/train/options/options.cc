@@ -74,12 +74,16 @@ void declare_task(OptionTable& table, TrainOptions& options) {
        .help = "use only the first N training images (0: all); with --data synthetic, N may exceed 60000",
        .details = "N counts the images of all ranks together."},
       number_into(options.limit, 0, 1e12));
-  table.choice<ModelKind>({.names = "--model",
-                           .help = "network to train: a small ConvNet, or an MLP",
-                           .details = "The ConvNet has two blocks of 5x5 convolution, batch normalization, "
-                                      "ReLU and max-pooling with 16 and 32 channels, and a linear layer.",
-                           .equal = true},
-                          options.model, {{"convnet", ModelKind::kConvNet}, {"mlp", ModelKind::kMlp}});
+  table.choice<ModelKind>(
+      {.names = "--model",
+       .help = "network to train: a small ConvNet, or an MLP; auto: on GPUs an MLP with "
+               "58 MiB of gradients, else the ConvNet",
+       .details = "The ConvNet has two blocks of 5x5 convolution, batch normalization, "
+                  "ReLU and max-pooling with 16 and 32 channels, and a linear layer. The "
+                  "MLP of `auto` is that of `--model mlp --mlp-width 2560 --mlp-depth 3`.",
+       .equal = true},
+      options.model,
+      {{"auto", ModelKind::kAuto}, {"convnet", ModelKind::kConvNet}, {"mlp", ModelKind::kMlp}});
   table.value(
       {.names = "--mlp-width", .value = "N", .help = "width of the MLP's hidden layers", .equal = true},
       number_into(options.mlp_width, 1, 65'536));
@@ -152,7 +156,11 @@ void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
   table.choice<OptimizerKind>({.names = "--optimizer", .help = "optimizer, as in torch.optim", .equal = true},
                               options.optimizer.kind,
                               {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}});
-  table.value({.names = "--lr", .value = "RATE", .help = "learning rate", .equal = true},
+  table.value({.names = "--lr",
+               .value = "RATE",
+               .default_text = "0.01; 0.1 for the MLP of --model auto",
+               .help = "learning rate",
+               .equal = true},
               number_into(options.lr.peak, 0, 1e38));
   table.choice<LrShape>(
       {.names = "--lr-schedule",
@@ -394,7 +402,8 @@ std::string ineffective_option(const OptionTable& table, TrainOptions& options) 
         Need{"--checkpoint-keep", !options.checkpoint_dir.empty(), "--checkpoint-dir"},
         Need{"--beta1", adamw, "--optimizer adamw"}, Need{"--beta2", adamw, "--optimizer adamw"},
         Need{"--momentum", !adamw, "--optimizer sgd"}, Need{"--mlp-width", mlp, "--model mlp"},
-        Need{"--mlp-depth", mlp, "--model mlp"}, Need{"--matmul-precision", mlp, "--model mlp"},
+        Need{"--mlp-depth", mlp, "--model mlp"},
+        Need{"--matmul-precision", options.model != ModelKind::kConvNet, "--model mlp"},
         Need{"--matmul-precision", options.dtype == Dtype::kFloat32, "--dtype float32"}})
     if (!need.met && table.given(need.option))
       return std::string(need.option) + " has no effect without " + need.reason;
@@ -403,6 +412,7 @@ std::string ineffective_option(const OptionTable& table, TrainOptions& options) 
 
 std::string complete(const OptionTable& table, TrainOptions& options) {
   options.keeps_steps = !table.given("--epochs") && !table.given("--limit") && !table.given("--max-steps");
+  options.chooses_lr = !table.given("--lr");
   return ineffective_option(table, options);
 }
 
@@ -584,10 +594,12 @@ struct KnownTraining {
 KnownTraining known_training(ModelKind model) {
   // Seen were 86 to 88 % with 100 to 6400 images in a step, and 86 % after 69 of the 150 steps with all
   // 60,000, which is the most that a step can have.
-  if (model == ModelKind::kConvNet) return {{}, 80, std::numeric_limits<int>::max()};
+  KnownTraining small{{}, 80, std::numeric_limits<int>::max()};
+  small.options.model = ModelKind::kConvNet;
+  if (model != ModelKind::kMlp) return small;
   // 58 MiB of gradients, in buckets of 25 MiB. Seen were 82.7 to 85.2 %, with 100 to 1600 images in a step.
   KnownTraining large{{}, 75, 16};
-  large.options.model = model;
+  large.options.model = ModelKind::kMlp;
   large.options.mlp_width = 2560;
   large.options.mlp_depth = 3;
   large.options.lr.peak = 0.1;
@@ -596,7 +608,22 @@ KnownTraining known_training(ModelKind model) {
 
 }  // namespace
 
+std::string take_device(DeviceKind device, TrainOptions& options) {
+  options.device = device;
+  if (options.model != ModelKind::kAuto) return "";
+  options.model = ModelKind::kConvNet;
+  if (device != DeviceKind::kGpu) return "";
+  const TrainOptions known = known_training(ModelKind::kMlp).options;
+  options.model = known.model;
+  options.mlp_width = known.mlp_width;
+  options.mlp_depth = known.mlp_depth;
+  if (options.chooses_lr) options.lr.peak = known.lr.peak;
+  return format_text("model mlp (--mlp-width %d --mlp-depth %d --lr %g), the default on GPUs",
+                     options.mlp_width, options.mlp_depth, options.lr.peak);
+}
+
 std::vector<std::string> unusual_options(TrainOptions options) {
+  (void)take_device(options.device, options);
   TrainOptions defaults = known_training(options.model).options;
   std::vector<std::string> unusual;
   // The length that the ranks have agreed on is the usual one.
@@ -629,7 +656,8 @@ TrainingVerdict judge_training(const TrainOptions& options, const std::array<std
   } else if (checksums != kFashion) {
     verdict.text += "; no known result of images that are not Fashion-MNIST's";
   } else if (world > known.most_ranks) {
-    verdict.text += "; no known result for more than " + counted(known.most_ranks, "rank");
+    verdict.text += "; no known result for more than " + counted(known.most_ranks, "rank") +
+                    "; --model convnet has one for any number";
   } else {
     verdict.text += format_text(", at least %.0f %% are expected", known.least_percent);
     if (percent < known.least_percent)

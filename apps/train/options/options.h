@@ -66,7 +66,8 @@ ParsedCommand<Options> parse_command(const std::string& command, const char* usa
 enum class Dtype : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
 /// kHigh: a library's products of float32 matrices may use TF32.
 enum class MatmulPrecision : std::uint8_t { kHighest, kHigh };
-enum class ModelKind : std::uint8_t { kConvNet, kMlp };
+/// kAuto: take_device() chooses.
+enum class ModelKind : std::uint8_t { kConvNet, kMlp, kAuto };
 enum class DeviceKind : std::uint8_t { kCpu, kGpu, kAuto };
 enum class BarMode : std::uint8_t { kAuto, kAlways, kNever };
 
@@ -79,7 +80,7 @@ struct InjectedNan {
 struct TrainOptions {
   std::string data = "auto";  ///< directory, "synthetic", or "auto" (NodeData)
   std::size_t limit = 0;      ///< training images over all ranks; 0: all
-  ModelKind model = ModelKind::kConvNet;
+  ModelKind model = ModelKind::kAuto;
   int mlp_width = 512;
   int mlp_depth = 2;  ///< hidden layers
   Dtype dtype = Dtype::kFloat32;
@@ -96,7 +97,8 @@ struct TrainOptions {
 
   OptimizerSettings optimizer;
   LrSchedule lr;
-  double clip_value = 0;  ///< 0: off
+  bool chooses_lr = false;  ///< the user left the rate to take_device()
+  double clip_value = 0;    ///< 0: off
   double clip_norm = 0;
   bool sync_bn = false;
   bool zero = false;  ///< ZeRO-1
@@ -143,6 +145,10 @@ const std::vector<std::pair<std::string, CommKind>>& comm_words();
 /// Returns a contradiction between the options, or a need that this world or processor cannot meet; empty:
 /// none. It runs before anything starts.
 std::string contradiction(const TrainOptions& options, int world_size);
+
+/// Sets the device that the ranks have chosen, and the model of --model auto. Returns a line about a model
+/// that the user did not name; empty: there is none.
+std::string take_device(DeviceKind device, TrainOptions& options);
 
 /// Returns the option that requires a GPU: "--dtype bfloat16"; empty: none.
 std::string gpu_option(const TrainOptions& options);

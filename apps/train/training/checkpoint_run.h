@@ -341,7 +341,7 @@ class CheckpointRun {
       if (text.empty() && here != there) text = concat(what, " is ", there, " there and ", here, " here");
     };
     const auto known = [](auto a, auto b) { return a != 0 && b != 0; };
-    compare("the model", mine.model, theirs.model);
+    compare("--model", mine.model, theirs.model);
     if (known(mine.mlp_width, theirs.mlp_width)) compare("--mlp-width", mine.mlp_width, theirs.mlp_width);
     if (known(mine.mlp_depth, theirs.mlp_depth)) compare("--mlp-depth", mine.mlp_depth, theirs.mlp_depth);
     compare("--dtype", mine.dtype, theirs.dtype);

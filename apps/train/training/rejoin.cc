@@ -66,6 +66,7 @@ class RejoiningRank {
       // No rank holds a state: the work of a previous attempt does not count.
       training_.reset();
       choice_.reset();
+      options_ = given_;
       if (NodeData::reads_first(environment_)) DDP_TRY(data_.load());
     }
     // The model opens the GPU of LOCAL_RANK and stays there, and NCCL would open that of the new local rank.
@@ -82,8 +83,9 @@ class RejoiningRank {
     auto world = DDP_TRY(join_world(environment_, given_, {link_.interrupt(), reference_rank, choice_}));
     world_.emplace(std::move(world));
     choice_ = world_->choice;
-    options_.device = choice_->device;
+    const std::string model_line = take_device(choice_->device, options_);
     if (!world_->choice_line.empty()) print_out("%s\n", world_->choice_line.c_str());
+    if (environment_.rank == 0 && !order.from && !model_line.empty()) print_out("%s\n", model_line.c_str());
     DDP_TRY(data_.share(*world_->communicator, environment_));
     if (environment_.rank == 0 && !order.from && !data_.line().empty())
       print_out("%s\n", data_.line().c_str());
@@ -126,7 +128,7 @@ class RejoiningRank {
   }
 
   const TrainOptions& given_;
-  TrainOptions options_;  ///< with the chosen device
+  TrainOptions options_;  ///< with what the ranks have chosen
   WorkerEnvironment environment_;
   rendezvous::WorkerClient& link_;
   NodeData data_;

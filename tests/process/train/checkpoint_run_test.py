@@ -589,6 +589,8 @@ class Checkpoints(unittest.TestCase):
                          f"train: cannot resume from {last}: --seed is 0 there and 4 here{advice}\n")
         self.assertEqual(refusal("--resume", saved, "--dtype", "float64"),
                          f"train: cannot resume from {last}: --dtype is float32 there and float64 here{advice}\n")
+        self.assertEqual(refusal("--resume", saved, "--model", "mlp"),
+                         f"train: cannot resume from {last}: --model is convnet there and mlp here{advice}\n")
         self.assertEqual(refusal("--resume", self.folder), f"train: {self.folder}: is not a checkpoint and contains none (step-…)\n")
         good = pathlib.Path(last, "state.json").read_text()
         pathlib.Path(last, "state.json").write_text(re.sub(r",\s*[^,]+\]", "]", good))  # drops the last number

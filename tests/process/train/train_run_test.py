@@ -497,7 +497,7 @@ class OptionErrors(unittest.TestCase):
 
     def test_options(self):
         for arguments, text in (
-                (("--model", "vit"), 'unknown --model "vit" (convnet, mlp)'),
+                (("--model", "vit"), 'unknown --model "vit" (auto, convnet, mlp)'),
                 (("--threads", "0"), "--threads 0: give a whole number from 1 to 1024"),
                 (("--dtype", "bf16"), "unknown --dtype \"bf16\" (float32, float64, bfloat16)"),
                 (("--batch-size", "0"), "--batch-size 0: give a whole number from 1 to 16384"),

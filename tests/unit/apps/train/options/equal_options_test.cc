@@ -152,6 +152,35 @@ TEST_CASE("the MLP has a known result with one size and rate") {
         Names{"--matmul-precision high"});
 }
 
+TEST_CASE("--model auto is the MLP with a known result on GPUs, and the ConvNet on a CPU") {
+  const auto taken = [](DeviceKind device, std::vector<const char*> words) {
+    words.insert(words.begin(), "train");
+    TrainOptions options = *parse_options(static_cast<int>(words.size()), words.data()).options;
+    const std::string line = take_device(device, options);
+    CHECK(options.device == device);
+    return std::pair(options, line);
+  };
+  const auto [on_gpu, line] = taken(DeviceKind::kGpu, {});
+  CHECK(on_gpu.model == ModelKind::kMlp);
+  CHECK(line == "model mlp (--mlp-width 2560 --mlp-depth 3 --lr 0.1), the default on GPUs");
+  CHECK(unusual_options(on_gpu).empty());
+  const auto [on_cpu, no_line] = taken(DeviceKind::kCpu, {});
+  CHECK(on_cpu.model == ModelKind::kConvNet);
+  CHECK(on_cpu.lr.peak == 0.01);
+  CHECK(no_line.empty());
+  CHECK(unusual_options(on_cpu).empty());
+
+  // What the user names stays.
+  CHECK(unusual_options(taken(DeviceKind::kGpu, {"--lr", "0.01"}).first) ==
+        std::vector<std::string>{"--lr 0.01"});
+  const auto [named, says_nothing] = taken(DeviceKind::kGpu, {"--model", "convnet"});
+  CHECK(named.model == ModelKind::kConvNet);
+  CHECK(named.lr.peak == 0.01);
+  CHECK(says_nothing.empty());
+  CHECK(unusual_options(named).empty());
+  CHECK(taken(DeviceKind::kGpu, {"--model", "mlp", "--mlp-width", "8"}).first.mlp_width == 8);
+}
+
 TEST_CASE("a chosen length of the training is unusual, also the default's") {
   const auto unusual = [](std::vector<const char*> words) {
     words.insert(words.begin(), "train");
@@ -195,7 +224,8 @@ TEST_CASE("a result below the known one is an error, where one is known") {
     CHECK(verdict.known.has_value());
     return verdict.text.substr(verdict.text.find(';'));
   };
-  CHECK(unknown(large, 17, kFashion) == "; no known result for more than 16 ranks");
+  CHECK(unknown(large, 17, kFashion) ==
+        "; no known result for more than 16 ranks; --model convnet has one for any number");
   CHECK(unknown(usual, 1, std::array<std::uint32_t, 4>{1, 2, 3, 4}) ==
         "; no known result of images that are not Fashion-MNIST's");
   usual.lr.peak = 0.5;
