@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/health/health.h"
+#include "apps/train/model/model.h"
 #include "apps/train/options/options.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/training/training_run.h"
@@ -27,11 +29,25 @@ int fail(const std::string& text, int exit_code = kFailed) {
   return exit_code;
 }
 
+/// Returns why this host has no room for the weights, the gradients and the optimizer's state of its ranks;
+/// empty: there is room.
+std::string lacking_room(const ddp::train::TrainOptions& options, int ranks_of_host) {
+  using namespace ddp::train;
+  if (options.model != ModelKind::kMlp) return "";
+  const std::size_t states = options.optimizer.kind == OptimizerKind::kAdamw ? 2 : 1;
+  const std::size_t copies = 2 + (options.zero ? 0 : states);
+  const std::size_t size = options.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
+  const std::size_t parameters = size_of(mlp_layout(options.mlp_width, options.mlp_depth).parameters);
+  const std::string lacks = lacking_memory(copies * size * parameters, ranks_of_host);
+  return lacks.empty() ? "" : "the MLP needs " + lacks + "; make --mlp-width or --mlp-depth smaller";
+}
+
 /// Returns the first error that is visible before anything starts; empty: none.
 std::string error_of(const ddp::train::TrainOptions& options,
                      const ddp::train::WorkerEnvironment& environment) {
   const std::string problem = contradiction(options, environment.world_size);
   if (!problem.empty()) return problem;
+  if (std::string lacks = lacking_room(options, environment.local_world_size); !lacks.empty()) return lacks;
   if (options.rejoin && environment.control.empty()) {
     return "--on-peer-loss rejoin needs a launcher that starts new attempts, but "
            "DDPLAUNCH_CONTROL is not set; start train with ddplaunch";
@@ -119,7 +135,11 @@ int main(int argc, char** argv) try {
   if (exit_may_hang()) std::_Exit(exit_code);
   return exit_code;
 } catch (const std::exception& error) {
-  const int exit_code = fail(error.what());
+  const bool is_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  const int exit_code =
+      fail(is_memory ? "this process cannot get the memory that its options need; make sizes smaller, or "
+                       "raise the limit of its memory (ulimit -v)"
+                     : error.what());
   if (exit_may_hang()) std::_Exit(exit_code);
   return exit_code;
 }

@@ -76,7 +76,9 @@ class Cpu final : public HealthDevice {
     const std::size_t bytes = task.memory != 0 ? task.memory : usual;
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
-      return system_error(errno, "get " + std::to_string(bytes >> 20) + " MiB of memory to test");
+      return Error{ErrorCode::kSystem,
+                   system_error(errno, std::to_string(bytes >> 20) + " MiB of memory to test").text +
+                       "; give a smaller --memory"};
     const Mapping mapping(static_cast<std::uint64_t*>(data), UnmapPages{bytes});
     wish_large_pages(data, bytes);
     const auto begin = Clock::now();

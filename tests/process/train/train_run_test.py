@@ -217,6 +217,21 @@ class Training(unittest.TestCase):
             self.assertEqual((ended, errors), (code, error), lines)
             self.assertRegex(ranks.verdict[0], f"^{verdict}$")
 
+    def test_a_model_that_needs_more_memory_than_there_is_is_refused(self):
+        huge = ("--model", "mlp", "--mlp-width", "65536", "--mlp-depth", "1000", "--data", "synthetic", "--limit", "10")
+        for code, lines, errors in run(2, *huge):
+            self.assertEqual((code, lines), (2, []))
+            self.assertRegex(errors, r"^train: the MLP needs \d+\.\d TiB of memory for each rank, and host \S+ has \S+ \wiB left for its (2 ranks|rank); "
+                                     r"make --mlp-width or --mlp-depth smaller\n$")
+
+    @unittest.skipIf(os.environ.get("DDP_SHORT_TESTS"), "DDP_SHORT_TESTS is set: sanitizers need address space")
+    def test_a_limit_of_memory_is_named(self):
+        limited = ("/bin/sh", "-c", f'ulimit -v 800000; exec {TRAIN} "$@"', "train")
+        with unittest.mock.patch.object(sys.modules[__name__], "COMMAND", limited):
+            (code, lines, errors), = run(1, "--model", "mlp", "--mlp-width", "8000", "--mlp-depth", "5", "--data", "synthetic", "--limit", "10")
+        self.assertEqual((code, lines, errors), (1, [], "train: this process cannot get the memory that its options need; make sizes smaller, or raise the "
+                                                        "limit of its memory (ulimit -v)\n"))
+
     def test_divergence_ends_all_ranks_alike(self):
         for code, _, errors in run(2, "--data", "synthetic", "--limit", "1600", "--lr", "1e38"):
             self.assertEqual(code, 1)
