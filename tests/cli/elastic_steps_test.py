@@ -603,6 +603,44 @@ class ElasticUnits(unittest.TestCase):
         for old, new in zip(before, self.model.buffers()):
             self.assertTrue(torch.equal(old, new), (old, new))
 
+    def test_a_validation_that_was_interrupted(self):
+        """Dropout and BatchNorm would compute something else in the next step of this rank alone."""
+        world = self.sync(self.model, self.optimizer)[0]
+        self.make_step()
+        world.step(1)
+        self.model.eval()
+        self.assertEqual(self.progress.settle(), 1)
+        self.assertEqual([part.training for part in self.model.modules()], [True] * 3)
+
+    def test_what_a_state_dict_leaves_out(self):
+        """A step has frozen a layer for good, and has written a buffer that is not persistent."""
+        def make():
+            model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+            model[0].register_buffer("seen", torch.zeros(2), persistent=False)
+            return model, torch.optim.SGD(model.parameters(), lr=0.1)
+        self.model, self.optimizer = make()
+        self.model[0].weight.requires_grad_(False)
+        self.model[1].eval()
+        self.model[0].seen += 3
+        self.world().step(4)
+        other = make()
+        self.receive(self.sync(self.model, self.optimizer, source=0)[1], *other, progress=elastic._Progress(False))
+        self.assertEqual([p.requires_grad for p in other[0].parameters()], [False, True, True, True])
+        self.assertEqual([part.training for part in other[0].modules()], [True, True, False])
+        self.assertEqual(other[0][0].seen.tolist(), [3, 3])
+
+    def test_an_optimizer_that_gets_other_parameters(self):
+        """The optimizer of a new process has not got them, and so could not load the state in any attempt."""
+        self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
+        world = self.sync(self.model, self.optimizer)[0]
+        self.make_step()
+        world.step(1)
+        self.assertEqual(self.progress.settle(), 1)
+        self.optimizer.add_param_group({"params": list(self.model[1].parameters())})
+        self.make_step()
+        world.step(2)
+        self.assert_refused("an optimizer has got other parameters since world.sync()")
+
     def test_an_exception_while_the_state_is_loaded(self):
         self.world().step(4)
         progress = elastic._Progress(False)

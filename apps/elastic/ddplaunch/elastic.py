@@ -268,6 +268,8 @@ class _Progress:
         self.marks: List[Any] = []
         self.others: List[Tuple[torch.Tensor, int]] = []  # parameters without a registered optimizer, and their versions
         self.buffers: List[Tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
+        self.modes: List[Tuple[torch.nn.Module, bool]] = []  # train() or eval() of each module
+        self.shapes: List[List[int]] = []                    # parameters in each group of each optimizer
         self.position = Position()
         self.event: Any = None           # completes with the last step that was counted, on a GPU
 
@@ -288,6 +290,7 @@ class _Progress:
             if isinstance(holder, torch.optim.Optimizer) and holder not in self.hooked:
                 self.hooked.add(holder)
                 _before_each_step(holder, self.before_optimizer)
+        self.shapes = self._shapes()
 
     def mark(self) -> None:
         self.marks, self.stepped = self._marks(), False
@@ -295,9 +298,10 @@ class _Progress:
         groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
         trained = {id(p) for group in groups for p in group["params"]}
         self.others = [(p, version_of(p)) for module in modules for p in module.parameters() if id(p) not in trained]
+        parts = [part for module in modules for part in module.modules()]
         # A forward pass changes some buffers (BatchNorm) and does not always count that in their versions.
-        self.buffers = [(part, name, buffer, buffer.detach().clone()) for module in modules for part in module.modules()
-                        for name, buffer in part.named_buffers(recurse=False)]
+        self.buffers = [(part, name, buffer, buffer.detach().clone()) for part in parts for name, buffer in part.named_buffers(recurse=False)]
+        self.modes = [(part, part.training) for part in parts]
 
     def _registered(self, kind: type) -> List[Any]:
         return [holder for holder in self.registered if isinstance(holder, kind)]
@@ -349,6 +353,8 @@ class _Progress:
                     and self.marks == self._marks()):
                 # A scaler that skips a step changes its scale. A validation step changes a scheduler.
                 self._refuse(f"world.step({completed}) was called for a step in which no registered optimizer has stepped")
+            if self._shapes() != self.shapes:
+                self._refuse("an optimizer has got other parameters since world.sync(); that of a new process could not take its state")
             self.completed, self.is_used = completed, True
             self.seed()
             self.mark()
@@ -356,6 +362,9 @@ class _Progress:
                 self.event = torch.cuda.Event()
                 self.event.record()
             return True
+
+    def _shapes(self) -> List[List[int]]:
+        return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in self._registered(torch.optim.Optimizer)]
 
     def has_moved(self) -> bool:
         """Returns whether an optimizer, a scheduler or a scaler has stepped since the last counted step."""
@@ -397,11 +406,31 @@ class _Progress:
         if self.completed is not None and why is not None:
             _warn(f"the state after step {self.completed} is not used: {why}")
             self.completed = None
+        for part, mode in self.modes if self.completed is not None else ():  # a validation may have been interrupted
+            part.training = mode
         for part, name, buffer, copy in self.buffers if self.completed is not None else ():
             setattr(part, name, buffer)
             if not torch.equal(buffer, copy):
                 buffer.copy_(copy)
         return self.completed
+
+
+def _beside_state(module: torch.nn.Module, state: Dict[str, Any]) -> Tuple[List[bool], List[bool], Dict[str, torch.Tensor]]:
+    """Returns what `state` = module.state_dict() leaves out, and a step can change: train() or eval(), which parameters are frozen, and
+    buffers that are not persistent."""
+    return ([part.training for part in module.modules()], [p.requires_grad for p in module.parameters()],
+            {name: buffer for name, buffer in module.named_buffers() if name not in state})
+
+
+def _load_beside_state(module: torch.nn.Module, modes: List[bool], trained: List[bool], buffers: Dict[str, torch.Tensor]) -> None:
+    for part, mode in zip(module.modules(), modes):
+        part.training = mode
+    for p, is_trained in zip(module.parameters(), trained):
+        p.requires_grad_(is_trained)
+    own = dict(module.named_buffers())
+    for name, buffer in buffers.items():
+        if name in own and own[name].shape == buffer.shape:
+            own[name].detach().copy_(buffer)
 
 
 def _warn(text: str) -> None:
@@ -610,8 +639,9 @@ class World:
         buffer = bytearray()
         if self.rank == root:
             out = io.BytesIO()
-            torch.save((self._progress.completed, self._progress.position.state_dict(), kinds,
-                        [holder.state_dict() for holder in holders], extra), out)
+            states = [holder.state_dict() for holder in holders]
+            rest = [_beside_state(holder, state) if isinstance(holder, torch.nn.Module) else None for holder, state in zip(holders, states)]
+            torch.save((self._progress.completed, self._progress.position.state_dict(), kinds, states, rest, extra), out)
             buffer = bytearray(out.getbuffer())
         size = torch.tensor([len(buffer)], device=self._device)
         dist.broadcast(size, root)
@@ -624,13 +654,16 @@ class World:
             piece.copy_(self._received(there))
         if self.rank != root:
             # The data comes from a rank of this job, so it is as trusted as any object that ranks exchange.
-            completed, position, theirs, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
+            completed, position, theirs, states, rest, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
             if theirs != kinds:
                 raise ScriptError(f"world.sync() got {kinds} on rank {self.rank} and {theirs} on rank {root}; all ranks must register "
                                   "the same objects in the same order")
             self._progress.completed, self._progress.is_used = None, True  # until all is loaded
             for holder, saved in zip((*holders, self._progress.position), (*states, position)):
                 holder.load_state_dict(saved)
+            for holder, saved in zip(holders, rest):
+                if saved is not None:
+                    _load_beside_state(holder, *saved)
             self._progress.completed, self._progress.is_used = completed, completed is not None
         for holder in holders:  # what an incomplete step has left
             if isinstance(holder, torch.optim.Optimizer):
