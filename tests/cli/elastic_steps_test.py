@@ -686,6 +686,34 @@ class ElasticUnits(unittest.TestCase):
             self.assertEqual((set(seen), len(seen)), (set(range(24)), 24 + repeated), (ranks, fewer))
             self.assertEqual([position["epoch"] for _, position in after], [1] * fewer)
 
+    def test_loaders_with_generators_of_their_own(self):
+        """A process that has made the epochs before draws the same order as a new one, whoever has seeded the generator."""
+        data = torch.utils.data
+
+        def epochs(first, count, make, generator=None):
+            progress, orders = elastic._Progress(False), []
+            progress.position.epoch = first
+            world, generator = self.world(progress=progress), generator or torch.Generator().manual_seed(5)
+            for epoch in world.epochs(first + count):
+                if make is by_script:
+                    generator.manual_seed(epoch)
+                orders.append([])
+                for batch in world.batches(make(generator)):
+                    orders[-1] += batch.tolist()
+                    progress.stepped = True
+            return orders
+
+        def by_script(generator):
+            return data.DataLoader(range(24), batch_size=4, shuffle=True, generator=generator)
+        for make in (lambda generator: data.DataLoader(range(24), batch_size=4, shuffle=True, generator=generator), by_script,
+                     lambda generator: data.DataLoader(range(24), batch_sampler=data.BatchSampler(data.RandomSampler(
+                         range(24), generator=generator), 4, False))):
+            generator = torch.Generator().manual_seed(5)
+            calm = epochs(0, 4, make, generator)
+            self.assertEqual(len({tuple(order) for order in calm}), 4)
+            self.assertEqual(epochs(2, 2, make), calm[2:], "a new process")
+            self.assertEqual(epochs(3, 1, make, generator), calm[3:], "a process that made the epoch before")
+
     def test_batches_twice_in_an_epoch(self):
         world = self.world()
         loader = torch.utils.data.DataLoader(range(4))

@@ -44,10 +44,14 @@ class Position:
         that deals the items out to the ranks in turn (DistributedSampler) has given all ranks together the first items of the epoch. So
         with another number of ranks the same items are skipped, rounded down to whole batches.
 
-        The numbers that a sampler and a loader draw when an epoch begins depend on seed, epoch and rank alone: so a new process
-        finds the same order. `seed` seeds all generators for the step; skipped batches have drawn numbers."""
+        The numbers that a sampler and a loader draw when an epoch begins depend on seed, epoch and rank alone, or on the first seed of
+        a generator of their own and the epoch: so a new process finds the same order. `seed` seeds all generators for the step; skipped batches have drawn numbers."""
         skipped = self.used // ranks
         sampler = getattr(loader, "sampler", None)
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        for holder in (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
+            if isinstance(getattr(holder, "generator", None), torch.Generator):
+                _seed_for(holder.generator, self.epoch)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
         is_kept = self.loader is not None and self.ranks == ranks and _is_stateful(loader)
@@ -63,6 +67,18 @@ class Position:
         if skipped:
             seed()
         return enumerate(itertools.chain(first, source), skipped + 1)
+
+
+_seeded: Dict[int, Tuple[torch.Generator, int, int]] = {}  # by id: a generator, the script's seed of it, the seed of _seed_for()
+
+
+def _seed_for(generator: torch.Generator, epoch: int) -> None:
+    """Seeds a generator from the script's seed of it, which the ranks may share, and the epoch."""
+    _, seed, latest = _seeded.get(id(generator), (generator, 0, None))
+    if generator.initial_seed() != latest:  # the script has seeded it
+        seed = generator.initial_seed()
+    _seeded[id(generator)] = generator, seed, seed_of(seed, epoch)
+    generator.manual_seed(seed_of(seed, epoch))
 
 
 def _is_stateful(loader: Any) -> bool:
