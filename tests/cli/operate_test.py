@@ -1070,6 +1070,15 @@ os._exit(3)
                               capture_output=True, text=True, timeout=30, check=False)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (-signal.SIGINT, "SIGINT\nSIGINT\n", ""))
 
+    def test_a_forked_child_of_a_script_that_watches_for_stops_ends_by_the_signal(self):
+        """As Process.terminate() and join() of multiprocessing expect."""
+        code = ("import ddplaunch, os, signal\nddplaunch.stopping()\nready, child = os.pipe(), os.fork()\n"
+                "if not child:\n    os.write(ready[1], b'x')\n    while True:\n        signal.pause()\n"
+                "os.read(ready[0], 1)\nos.kill(child, signal.SIGTERM)\nprint(os.waitpid(child, 0)[1], ddplaunch.stopping())\n")
+        done = subprocess.run([sys.executable, "-S", "-c", code], env=dict(os.environ, PYTHONPATH=str(BIN.parent / "share/ddplaunch/python")),
+                              capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{int(signal.SIGTERM)} None\n", ""))
+
 
 class Top(VerbTest):
     """The picture of a job on a terminal. unit_operate has all of its rows and keys."""

@@ -102,7 +102,7 @@ def as_number(loss):
 
 _reports = None
 _stopping = None  # (name of the signal, when it came)
-_watched = False
+_watched = 0      # the process that catches the signals
 
 
 def report(step, loss=None, phase=None, waited=0.0):
@@ -128,8 +128,8 @@ def stopping():
     Ranks learn of a stop in different steps. Where they would wait for each other, they must agree before they leave. The same
     signal once more, or the end of the grace period, ends the process."""
     global _watched
-    if not _watched and threading.current_thread() is threading.main_thread():
-        _watched = True
+    if _watched != os.getpid() and threading.current_thread() is threading.main_thread():
+        _watched = os.getpid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(number, _stop)
@@ -138,6 +138,10 @@ def stopping():
 
 def _stop(number, _frame):
     global _stopping
+    if _watched != os.getpid():  # a forked child, which its parent ends so; it has not called stopping()
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
     name, now = signal.Signals(number).name, time.monotonic()
     if _stopping is None:
         _stopping = (name, now)
