@@ -714,6 +714,14 @@ class ElasticUnits(unittest.TestCase):
             self.assertEqual(epochs(2, 2, make), calm[2:], "a new process")
             self.assertEqual(epochs(3, 1, make, generator), calm[3:], "a process that made the epoch before")
 
+    def test_the_number_of_a_batch_after_a_loss(self):
+        """A script needs it to step at the last batch of an epoch."""
+        self.progress.position.load_state_dict({"used": 4, "ranks": 2})
+        world, seen = self.world(), []
+        for _ in world.epochs(1):
+            seen += [(world.batch, batch.tolist()) for batch in world.batches(torch.utils.data.DataLoader(range(8), batch_size=2))]
+        self.assertEqual(seen, [(2, [4, 5]), (3, [6, 7])])
+
     def test_batches_twice_in_an_epoch(self):
         world = self.world()
         loader = torch.utils.data.DataLoader(range(4))

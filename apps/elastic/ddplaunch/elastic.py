@@ -540,6 +540,7 @@ class World:
         self._is_ready = self._is_synced = self._is_in_epoch = False
         self._is_checked = True  # objects may have been split since world.sync()
         self.loss: Any = None  # of the step that runs; set it for `ddplaunch status` and the dashboard
+        self.batch = 0  # number of the batch from batches() in its epoch
         self._steps = Steps()
         progress.begin(self)
 
@@ -613,6 +614,7 @@ class World:
             raise ScriptError(str(error)) from None
         self._is_in_epoch, position = True, self._progress.position
         for number, batch in position.remaining(loader, self.rank, self.world_size, self._progress.seed):
+            self.batch = number - 1
             yield batch
             if self._progress.has_moved():
                 self._end_step(lambda: position.advance(loader, number, self.world_size))
