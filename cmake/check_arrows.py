@@ -110,7 +110,7 @@ libssh/                  remote/ssh
 openssl/                 remote/ssh rendezvous/link
 yaml-cpp/                apps/ddplaunch/options
 CLI/                     apps/options
-nlohmann/                apps/ddplaunch/operate launcher/check launcher/control launcher/report launcher/telemetry rendezvous/flight_recorder rendezvous/worker apps/train/bench apps/train/checkpoint
+nlohmann/                apps/ddplaunch/operate launcher/check launcher/control launcher/hang launcher/report launcher/telemetry rendezvous/flight_recorder rendezvous/worker apps/train/bench apps/train/checkpoint
                          apps/train/health apps/train/training
 nccl.h                   apps/train/collectives/nccl
 """

@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "base/result.h"
 #include "base/text.h"
 #include "launcher/hang/wait_state.h"
@@ -175,8 +177,122 @@ std::vector<HangReport::StateGroup> HangReport::groups() const {
   return groups;
 }
 
-/// Titles are underlined, and a section ends where the next title begins.
-std::string ras_findings(std::string_view text) {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Ranks of a communicator that do the same, by what they do.
+using RasGroups = std::map<std::string, std::vector<int>>;
+
+constexpr int kRasDepth = 8;              ///< NCCL's answer has 7 levels
+constexpr std::size_t kRasProcesses = 2;  ///< in a group of at most so many ranks their processes are named
+
+/// Returns the member `key`, or an object without members.
+const Json& member(const Json& object, const char* key) {
+  static const Json kNone = Json::object();
+  const auto found = object.find(key);
+  return found == object.end() ? kNone : *found;
+}
+
+std::string nccl_error(int result) {
+  constexpr std::array kNames = {"no error",         "unhandled CUDA error", "system error", "internal error",
+                                 "invalid argument", "invalid usage",        "remote error"};
+  return result >= 0 && result < static_cast<int>(kNames.size()) ? kNames[static_cast<std::size_t>(result)]
+                                                                 : "error " + std::to_string(result);
+}
+
+int small_number(const Json& value) {
+  return value.is_number_unsigned() && value.get<std::uint64_t>() < 1'000'000 ? value.get<int>() : -1;
+}
+
+/// What a rank that answered does; empty: it runs, and has no error.
+std::string ras_state(const Json& status) {
+  constexpr int kInProgress = 7;  // ncclInProgress
+  const int begun = small_number(member(status, "init_state"));
+  const int error = small_number(member(status, "async_error"));
+  if (begun > 0 && begun != kInProgress) return "not initialized (" + nccl_error(begun) + ")";
+  if (error > 0 && error != kInProgress) return "failed (" + nccl_error(error) + ")";
+  if (member(status, "abort_flag") == true) return "aborted";
+  if (member(status, "finalize_called") == true || member(status, "destroy_flag") == true) return "finalized";
+  return begun == kInProgress ? "still initializing" : "";
+}
+
+/// Adds "; still initializing: rank 3 (process 77 on 10.0.0.5)" for each group.
+void add_groups(const RasGroups& groups, const std::map<int, std::string>& processes, std::string& found) {
+  for (const auto& [what, ranks] : groups) {
+    if (what.empty()) continue;
+    std::string who = format_ranks(ranks);
+    for (std::size_t i = 0; ranks.size() <= kRasProcesses && i < ranks.size(); ++i) {
+      const auto process = processes.find(ranks[i]);
+      if (process != processes.end()) who += " (" + process->second + ")";
+    }
+    found += "; " + what + ": " + who;
+  }
+}
+
+/// Adds what differs between the ranks of a communicator.
+void add_communicator(const Json& communicator, std::string& found) {
+  RasGroups states;
+  std::map<std::string, RasGroups> calls;  // by operation
+  std::map<int, std::string> processes;
+  const auto rank_of = [&processes](const Json& entry) {
+    const int rank = small_number(member(entry, "rank"));
+    const auto& host = member(entry, "host");
+    const auto& pid = member(entry, "pid");
+    if (rank >= 0 && host.is_string() && pid.is_number_unsigned())
+      processes[rank] = "process " + std::to_string(pid.get<std::uint64_t>()) + " on " +
+                        host.get_ref<const std::string&>().substr(0, 64);
+    return rank;
+  };
+  for (const Json& entry : member(communicator, "ranks")) {
+    const int rank = rank_of(entry);
+    if (rank < 0) continue;
+    states[ras_state(member(entry, "status"))].push_back(rank);
+    for (const auto& [operation, count] : member(entry, "collective_counts").items())
+      if (count.is_number_unsigned())
+        calls[operation][operation.substr(0, 32) + " called " + counted(count.get<std::uint64_t>(), "time")]
+            .push_back(rank);
+  }
+  for (const Json& entry : member(communicator, "missing_ranks")) {
+    const Json& status = member(entry, "status");
+    const int rank = rank_of(entry);
+    if (rank < 0) continue;
+    states[member(status, "considered_dead") == true ? "dead"
+           : member(status, "unresponsive") == true  ? "no answer"
+                                                     : "no member any more"]
+        .push_back(rank);
+  }
+  std::string differences;
+  add_groups(states, processes, differences);
+  for (const auto& [operation, groups] : calls)
+    if (groups.size() > 1) add_groups(groups, processes, differences);
+  if (differences.empty()) return;
+  const Json& hash = member(communicator, "hash");
+  const Json& size = member(communicator, "size");
+  found += (found.empty() ? "" : "; ") + std::string("communicator ") +
+           (hash.is_string() ? hash.get_ref<const std::string&>().substr(0, 24) : "?");
+  if (size.is_number_unsigned()) found += " of " + counted(size.get<std::uint64_t>(), "rank");
+  found += ": " + differences.substr(2);
+}
+
+std::optional<std::string> json_findings(std::string_view text) {
+  // Anybody on the machine may listen at that port: what lies too deep is not kept.
+  const auto keep = [](int depth, Json::parse_event_t, const Json&) { return depth <= kRasDepth; };
+  const Json answer = Json::parse(text, keep, false);
+  if (!answer.is_object() || !member(answer, "communicators").is_array()) return std::nullopt;
+  std::string found;
+  for (const Json& communicator : answer["communicators"]) {
+    if (found.size() >= kRasBytes) break;
+    add_communicator(communicator, found);
+  }
+  return one_line(found.substr(0, kRasBytes));
+}
+
+}  // namespace
+
+/// Titles of the text are underlined, and a section ends where the next title begins.
+std::optional<std::string> ras_findings(std::string_view text) {
+  if (text.starts_with('{')) return json_findings(text);
   std::string found;
   bool wanted = false;
   while (!text.empty() && found.size() < kRasBytes) {

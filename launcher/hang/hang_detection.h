@@ -119,9 +119,10 @@ class ActivityTracker {
   bool reported_quiet_ = false;
 };
 
-/// What NCCL's RAS threads find wrong, from their text (VERBOSE STATUS): the sections Errors and Warnings in
-/// one line, at most kRasBytes. Empty: nothing.
-std::string ras_findings(std::string_view text);
+/// What NCCL's RAS threads find wrong, in one line of at most kRasBytes: of their text (VERBOSE STATUS) the
+/// sections Errors and Warnings; of their JSON (NCCL 2.28.7 or newer) what differs between the ranks of a
+/// communicator. Empty: nothing. Unset: JSON that is cut, or not NCCL's.
+std::optional<std::string> ras_findings(std::string_view text);
 inline constexpr std::size_t kRasBytes = 500;
 /// Begins the line with ras_findings in an Inspection::text.
 inline constexpr std::string_view kRasFindings = "NCCL finds: ";

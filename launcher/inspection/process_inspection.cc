@@ -501,15 +501,25 @@ void ProcessInspection::report_pieces(std::uint32_t rank, const std::string& sta
 Awaitable<> ProcessInspection::ask_nccl(ProcessInspection* self) {
   RasAddress where;
   if (self->options_.leaders.empty() || !parse_ras_address(self->options_.ras_address, where)) co_return;
-  const auto left =
-      std::chrono::duration_cast<milliseconds>(self->options_.deadline - kForLast - Clock::now());
-  const std::string answer =
-      co_await ask_ras(where, std::clamp<milliseconds>(left, milliseconds(0), kRasTime), kToolText);
+  const auto time_left = [self] {
+    const auto left =
+        std::chrono::duration_cast<milliseconds>(self->options_.deadline - kForLast - Clock::now());
+    return std::clamp<milliseconds>(left, milliseconds(0), kRasTime);
+  };
+  std::string answer = co_await ask_ras(where, true, time_left(), kRasJson);
+  auto found = ras_findings(answer);
+  if (!found) {  // cut, or no JSON: the text is shorter, and its begin is worth something
+    answer = co_await ask_ras(where, false, time_left(), kToolText);
+    found = ras_findings(answer);
+  }
   if (answer.empty()) co_return;
-  const std::string found = ras_findings(answer);
+  if (answer.size() > kToolText) {
+    answer.resize(kToolText);
+    answer.back() = '\n';
+  }
   self->add_text(self->options_.leaders.begin()->first,
                  "== NCCL RAS, " + where.address.to_string() + ":" + std::to_string(where.port) + "\n" +
-                     (found.empty() ? "" : std::string(kRasFindings) + found + "\n") + answer);
+                     (found && !found->empty() ? std::string(kRasFindings) + *found + "\n" : "") + answer);
 }
 
 // ---- NCCL's own diagnosis
@@ -529,7 +539,7 @@ bool parse_ras_address(const std::string& text, RasAddress& result) {
   return true;
 }
 
-Awaitable<std::string> ask_ras(RasAddress where, milliseconds timeout, std::size_t limit) {
+Awaitable<std::string> ask_ras(RasAddress where, bool json, milliseconds timeout, std::size_t limit) {
   const auto executor = co_await asio::this_coro::executor;
   // Shared with the timer's handler, which may still run after this coroutine has continued.
   const auto socket = std::make_shared<asio::ip::tcp::socket>(executor);
@@ -540,11 +550,11 @@ Awaitable<std::string> ask_ras(RasAddress where, milliseconds timeout, std::size
   };
   timer.async_wait(on_timeout);
   std::string answer;
-  // The text protocol of NCCL's RAS client (ncclras).
-  constexpr std::string_view kQuestion = "CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n";
+  const std::string question = std::string("CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT ") +
+                               (json ? "json" : "text") + "\nVERBOSE STATUS\n";
   auto [error] = co_await socket->async_connect({where.address, where.port}, kUseTuple);
   if (!error) {
-    const auto [failed, count] = co_await asio::async_write(*socket, asio::buffer(kQuestion), kUseTuple);
+    const auto [failed, count] = co_await asio::async_write(*socket, asio::buffer(question), kUseTuple);
     error = failed;
   }
   std::array<char, 8192> chunk;
@@ -555,8 +565,8 @@ Awaitable<std::string> ask_ras(RasAddress where, milliseconds timeout, std::size
   }
   timer.cancel();
   if (!answer.starts_with("SERVER PROTOCOL ")) co_return std::string();
-  // Drop the answers to the first two lines.
-  for (int line = 0; line < 2; ++line) {
+  // Drop the answers to the first three lines: the third is "OK", or "ERROR: …" where there is no JSON.
+  for (int line = 0; line < 3; ++line) {
     const auto end = answer.find('\n');
     answer.erase(0, end == std::string::npos ? end : end + 1);
   }

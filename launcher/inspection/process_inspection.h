@@ -88,6 +88,8 @@ class ProcessInspection {
   /// Limits in bytes: the answer of one tool, and all answers of a node.
   static constexpr std::size_t kToolText = 64u << 10;
   static constexpr std::size_t kNodeText = 1u << 20;
+  /// NCCL's JSON, of which only the begin is kept: about 600 bytes for each rank of a communicator.
+  static constexpr std::size_t kRasJson = 2u << 20;
 
  private:
   struct Subject {
@@ -137,8 +139,10 @@ struct RasAddress {
 };
 bool parse_ras_address(const std::string& text, RasAddress& result);
 
-/// Asks NCCL (2.24 or newer) for its view of the job, in its text protocol (NVIDIA's documentation, chapter
-/// RAS): lines "CLIENT PROTOCOL 2", "TIMEOUT 1", "VERBOSE STATUS". Empty: no server, or not NCCL's.
-Awaitable<std::string> ask_ras(RasAddress where, std::chrono::milliseconds timeout, std::size_t limit);
+/// Asks NCCL (2.24 or newer) for its view of the job, in the protocol of its client (NVIDIA's documentation,
+/// chapter RAS). With `json` the answer is JSON from NCCL 2.28.7 on, else text. At most `limit` bytes are
+/// read; what has come when the time is up is returned. Empty: no server, or not NCCL's.
+Awaitable<std::string> ask_ras(RasAddress where, bool json, std::chrono::milliseconds timeout,
+                               std::size_t limit);
 
 }  // namespace ddp::launcher

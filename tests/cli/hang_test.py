@@ -233,8 +233,11 @@ class OneMachine(HangTest):
             with connection:
                 while not self.question.endswith(b"STATUS\n"):
                     self.question += connection.recv(4096)
-                connection.sendall(b"SERVER PROTOCOL 2\nOK\nNCCL version 2.28.9\n\nErrors\n======\n\nWarnings\n========\n\n"
-                                   b"#0-0 (27a079b828ff1a75) MISMATCH\n  Communicator ranks have different collective operation counts\n")
+                ranks = [{"rank": rank, "host": "10.0.0.5", "pid": 70 + rank, "status": {"init_state": 0, "async_error": 0},
+                          "collective_counts": {"AllReduce": count}} for rank, count in enumerate((517, 517, 517, 516))]
+                communicator = {"hash": "0xae94", "size": 4, "ranks": ranks, "missing_ranks": []}
+                connection.sendall(b"SERVER PROTOCOL 2\nOK\nOK\n"
+                                   + json.dumps({"nccl_version": "2.30.7", "communicators": [communicator]}).encode())
 
         self.question = b""
         server = threading.Thread(target=answer, daemon=True)
@@ -242,12 +245,13 @@ class OneMachine(HangTest):
         done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", "--env", f"NCCL_RAS_ADDR=localhost:{listener.getsockname()[1]}", "sleep", 1000,
                             env=dict(self.env, PATH=self.path_without_debuggers()))
         self.assert_code(done, HUNG)
-        self.assertEqual(self.question, b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n")
+        self.assertEqual(self.question, b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nVERBOSE STATUS\n")
         hang = json.loads((self.job_dir / "report.json").read_text())["hang"]
         self.assertEqual([one["text"] for one in hang["witnesses"] if one["source"] == "NCCL RAS"],
-                         ["#0-0 (27a079b828ff1a75) MISMATCH; Communicator ranks have different collective operation counts"])
+                         ["communicator 0xae94 of 4 ranks: AllReduce called 516 times: rank 3 (process 73 on 10.0.0.5); "
+                          "AllReduce called 517 times: ranks 0-2"])
         self.assertEqual((hang["confidence"], hang["ranks"]), ("low", []))  # NCCL alone names nobody
-        self.assertIn("NCCL version 2.28.9\n", self.hang_text(0))
+        self.assertIn('"nccl_version": "2.30.7"', self.hang_text(0))
 
     def test_a_hang_of_a_worker_below_a_shell_is_found(self):
         script = self.script("worker.sh", "#!/bin/sh\npython3 -S -c 'import select; select.poll().poll()'\necho late\n")

@@ -236,17 +236,15 @@ TEST_CASE("a process that has ended is reported as ended") {
   CHECK(take_snapshot(pid, ProcessForest()).state == "ended");
 }
 
-/// Sends `answer` to one client, then waits for the client's end.
+/// Sends each client the next of `answers`, then closes the connection or waits for the client's end.
 class FakeRas {
  public:
-  FakeRas(asio::io_context& loop, std::string answer, bool closes)
+  FakeRas(asio::io_context& loop, std::vector<std::string> answers, bool closes)
       : acceptor_(loop, {asio::ip::make_address("127.0.0.1"), 0}),
         socket_(loop),
-        answer_(std::move(answer)),
+        answers_(std::move(answers)),
         closes_(closes) {
-    acceptor_.async_accept(socket_, [this](const error_code& error) {
-      if (!error) read();
-    });
+    accept();
   }
   RasAddress address() const {
     return {asio::ip::make_address("127.0.0.1"), acceptor_.local_endpoint().port()};
@@ -254,20 +252,31 @@ class FakeRas {
   const std::string& question() const { return question_; }
 
  private:
+  void accept() {
+    if (answered_ == answers_.size()) return acceptor_.close();
+    acceptor_.async_accept(socket_, [this](const error_code& error) {
+      question_.clear();
+      if (!error) read();
+    });
+  }
   void read() {
     socket_.async_read_some(asio::buffer(chunk_), [this](const error_code& error, std::size_t count) {
       if (error) return;
       question_.append(chunk_.data(), count);
       if (!question_.ends_with("STATUS\n")) return read();
-      asio::async_write(socket_, asio::buffer(answer_), [this](const error_code&, std::size_t) {
+      const std::string& answer = answers_[answered_++];
+      asio::async_write(socket_, asio::buffer(answer), [this](const error_code&, std::size_t) {
         error_code ignored;
-        if (closes_) socket_.close(ignored);
+        if (!closes_) return;
+        socket_.close(ignored);
+        accept();
       });
     });
   }
   asio::ip::tcp::acceptor acceptor_;
   asio::ip::tcp::socket socket_;
-  std::string answer_;
+  std::vector<std::string> answers_;
+  std::size_t answered_ = 0;
   bool closes_;
   std::string question_;
   std::array<char, 256> chunk_{};
@@ -276,13 +285,13 @@ class FakeRas {
 std::string asked(const std::string& answer, bool closes = true, std::string* question = nullptr,
                   std::size_t limit = 65'536) {
   asio::io_context loop(1);
-  FakeRas ras(loop, answer, closes);
+  FakeRas ras(loop, {answer}, closes);
   std::optional<std::string> result;
   const auto done = [&](const std::exception_ptr&, std::string text) {
     result = std::move(text);
     loop.stop();
   };
-  asio::co_spawn(loop, ask_ras(ras.address(), 300ms, limit), done);
+  asio::co_spawn(loop, ask_ras(ras.address(), true, closes ? 60s : 300ms, limit), done);
   loop.run();
   REQUIRE(result);
   if (question != nullptr) *question = ras.question();
@@ -503,16 +512,55 @@ TEST_CASE("a worker that a user debugs gets no signal") {
 
 TEST_CASE("NCCL is asked in its own protocol") {
   std::string question;
-  CHECK(asked("SERVER PROTOCOL 2\nOK\nNCCL version 2.28.9\nrank 3 is behind\n", true, &question) ==
-        "NCCL version 2.28.9\nrank 3 is behind\n");
-  CHECK(question == "CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n");
+  CHECK(asked("SERVER PROTOCOL 2\nOK\nOK\n{\n}\n", true, &question) == "{\n}\n");
+  CHECK(question == "CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nVERBOSE STATUS\n");
+  // NCCL before 2.28.7.
+  CHECK(asked("SERVER PROTOCOL 2\nOK\nERROR: Unknown command SET FORMAT json\nNCCL version 2.26.2\n") ==
+        "NCCL version 2.26.2\n");
   // A partial answer at the time limit is kept.
-  CHECK(asked("SERVER PROTOCOL 2\nOK\nhalf a li", false) == "half a li\n");
+  CHECK(asked("SERVER PROTOCOL 2\nOK\nOK\nhalf a li", false) == "half a li\n");
   CHECK(asked("SERVER PROTOCOL 2\n").empty());
-  CHECK(asked("SERVER PROTOCOL 2\nOK").empty());
+  CHECK(asked("SERVER PROTOCOL 2\nOK\nOK").empty());
   CHECK(asked("HTTP/1.1 400 Bad Request\r\n\r\n").empty());
   CHECK(asked("").empty());
-  CHECK(asked("SERVER PROTOCOL 2\nOK\n" + std::string(100'000, 'x'), true, nullptr, 1000).size() <= 1001);
+  CHECK(asked("", false).empty());
+  CHECK(asked("SERVER PROTOCOL 2\nOK\nOK\n" + std::string(100'000, 'x'), true, nullptr, 1000).size() <= 1001);
+}
+
+/// Returns what an inspection of `pid` finds out from a NCCL that gives these answers.
+std::string inspect_with_ras(const std::vector<std::string>& answers, pid_t pid) {
+  asio::io_context loop(1);
+  FakeRas ras(loop, answers, true);
+  std::string text;
+  ProcessInspection::Options options;
+  options.leaders = {{0, {pid, ""}}};
+  options.ras_address = "127.0.0.1:" + std::to_string(ras.address().port);
+  options.debuggers = false;
+  options.deadline = Clock::now() + 60s;
+  ProcessInspection inspection(loop.get_executor(), std::move(options),
+                               [&text](const rendezvous::Inspection& found) { text += found.text; });
+  asio::co_spawn(loop, inspection.run(), [&loop](const std::exception_ptr&) { loop.stop(); });
+  loop.run();
+  return text;
+}
+
+TEST_CASE("NCCL's JSON is read, and asked for as text where it is too long") {
+  const Child child([](int ready) {
+    (void)!write(ready, "x", 1);
+    for (;;)
+      pause();
+  });
+  const std::string head = "SERVER PROTOCOL 2\nOK\nOK\n";
+  const std::string text = head + "NCCL version 2.30.7\n\nErrors\n======\n\nDEAD\n";
+  const std::string json =
+      "{\"communicators\": [{\"hash\": \"0xae\", \"missing_ranks\": [{\"rank\": 1, \"status\": "
+      "{\"unresponsive\": true}}]}]}\n";
+  const std::string found = "NCCL finds: communicator 0xae: no answer: rank 1\n";
+  CHECK(inspect_with_ras({head + json}, child.pid()).ends_with(found + json));
+  for (const std::string& unusable :
+       {json.substr(0, 40), std::string("{}"), "{" + std::string(ProcessInspection::kRasJson, 'x')})
+    CHECK(inspect_with_ras({head + unusable, text}, child.pid())
+              .ends_with("NCCL finds: DEAD\n" + text.substr(head.size())));
 }
 
 TEST_CASE("a RAS address without a listener is no error") {
@@ -520,7 +568,7 @@ TEST_CASE("a RAS address without a listener is no error") {
   asio::ip::tcp::acceptor free(loop, {asio::ip::make_address("127.0.0.1"), 0});
   const RasAddress where{asio::ip::make_address("127.0.0.1"), free.local_endpoint().port()};
   free.close();
-  CHECK(run(ask_ras(where, 300ms, 1000)).empty());
+  CHECK(run(ask_ras(where, true, 60s, 1000)).empty());
 }
 
 TEST_CASE("the address of RAS is read as NCCL reads it, without a name service") {

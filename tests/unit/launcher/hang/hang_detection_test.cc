@@ -677,14 +677,75 @@ TEST_CASE("what NCCL finds is one line, and one more witness") {
       "ranks "
       "have launched up to operation 6650; 6 ranks have launched up to operation 6649";
   CHECK(ras_findings(kRasText) == line);
-  CHECK(ras_findings("Errors\n======\n\nWarnings\n========\n").empty());
-  CHECK(ras_findings("nothing of NCCL").empty());
+  CHECK(ras_findings("Errors\n======\n\nWarnings\n========\n") == "");
+  CHECK(ras_findings("nothing of NCCL") == "");
   const std::string flood = "Errors\n======\n" + std::string(1 << 20, 'x') + "\n\x1b[31m\n";
-  CHECK(ras_findings(flood).size() == kRasBytes);
+  CHECK(ras_findings(flood)->size() == kRasBytes);
   HangReport report;
   report.add_stacks(0, "== NCCL RAS, 127.0.0.1:28028\n" + std::string(kRasFindings) + "a\x1b\nErrors\n");
   report.add_stacks(1, std::string(kRasFindings) + "b\n");
   CHECK(report.ras() == "a\\x1b");
+}
+
+/// A rank in the JSON of NCCL's documentation.
+std::string ras_rank(int rank, const std::string& status, int all_reduces) {
+  return "{\"rank\": " + std::to_string(rank) +
+         ", \"host\": \"172.16.64.245\", \"pid\": " + std::to_string(500 + rank) +
+         ", \"cuda_dev\": 0, \"status\": {" + status +
+         "}, \"collective_counts\": {\"AllGather\": 0, \"AllReduce\": " + std::to_string(all_reduces) + "}}";
+}
+std::string ras_json(const std::string& ranks, const std::string& missing) {
+  return "{\n\"nccl_version\": \"2.30.7\", \"communicators_count\": 1, \"communicators\": [{\"hash\": "
+         "\"0xae94\", "
+         "\"size\": 4, \"ranks\": [" +
+         ranks + "], \"missing_ranks\": [" + missing + "]}], \"ras\": {\"timeouts_count\": 0}}\n";
+}
+
+TEST_CASE("NCCL's JSON says which ranks of a communicator differ") {
+  const std::string runs =
+      R"("init_state": 0, "async_error": 0, "finalize_called": false, "abort_flag": false)";
+  const std::string alike =
+      ras_rank(0, runs, 517) + "," + ras_rank(1, runs, 517) + "," + ras_rank(2, runs, 517);
+  CHECK(ras_findings(ras_json(alike, "")) == "");
+  CHECK(ras_findings(ras_json(alike + "," + ras_rank(3, runs, 516), "")) ==
+        "communicator 0xae94 of 4 ranks: AllReduce called 516 times: rank 3 (process 503 on 172.16.64.245); "
+        "AllReduce called 517 times: ranks 0-2");
+  for (const auto& [status, finding] : std::map<std::string, std::string>{
+           {R"("unresponsive": true, "considered_dead": false)", "no answer"},
+           {R"("unresponsive": true, "considered_dead": true)", "dead"},
+           {R"("unresponsive": false, "considered_dead": false)", "no member any more"}})
+    CHECK(
+        ras_findings(ras_json(alike, R"({"rank": 3, "pid": 7, "host": "h", "status": {)" + status + "}}")) ==
+        "communicator 0xae94 of 4 ranks: " + finding + ": rank 3 (process 7 on h)");
+  for (const auto& [status, finding] :
+       std::map<std::string, std::string>{{R"("init_state": 7)", "still initializing"},
+                                          {R"("init_state": 2)", "not initialized (system error)"},
+                                          {R"("init_state": 0, "async_error": 6)", "failed (remote error)"},
+                                          {R"("init_state": 0, "async_error": 99)", "failed (error 99)"},
+                                          {R"("abort_flag": true)", "aborted"},
+                                          {R"("destroy_flag": true)", "finalized"}})
+    CHECK(ras_findings(ras_json(ras_rank(0, runs, 1) + "," + ras_rank(1, status, 1), "")) ==
+          "communicator 0xae94 of 4 ranks: " + finding + ": rank 1 (process 501 on 172.16.64.245)");
+}
+
+TEST_CASE("JSON that is not NCCL's is refused or ignored, and has a limit") {
+  const std::string good = ras_json(ras_rank(0, "", 1) + "," + ras_rank(1, "", 2), "");
+  CHECK_FALSE(ras_findings(good.substr(0, good.size() / 2)));
+  CHECK_FALSE(ras_findings("{"));
+  CHECK_FALSE(ras_findings("{\"communicators\": 3}"));
+  CHECK_FALSE(ras_findings("{\"communicators\": " + std::string(1 << 20, '[')));
+  const std::size_t deep = 100'000;
+  CHECK(ras_findings("{\"communicators\": " + std::string(deep, '[') + std::string(deep, ']') + "}") == "");
+  for (const char* odd :
+       {"1", "null", "[[]]", "\"x\"", R"({"ranks": 3})", R"({"ranks": [1, {"rank": -1}, {"rank": "0"}]})",
+        R"({"hash": [], "size": -1, "ranks": [{"rank": 0, "status": 3, "collective_counts": [1]}]})"})
+    CHECK(ras_findings("{\"communicators\": [" + std::string(odd) + "]}") == "");
+  CHECK(ras_findings(R"({"communicators": [{"hash": "\u001b[31m", "missing_ranks": [{"rank": 2}]}]})") ==
+        "communicator \\x1b[31m: no member any more: rank 2");
+  std::string many = ras_rank(0, "", 0);
+  for (int rank = 1; rank < 3000; ++rank)
+    many += "," + ras_rank(rank, "", rank);
+  CHECK(ras_findings(ras_json(many, ""))->size() == kRasBytes);
 }
 
 TEST_CASE("the rank that is behind by its reported step is named, and killed first") {
