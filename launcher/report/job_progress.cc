@@ -24,12 +24,13 @@ void SlowRanks::add(std::uint32_t number, std::uint64_t steps, double own, doubl
   Rank& rank = ranks_[number];
   rank.steps += steps;
   rank.own += own;
+  rank.time += own + waited;
   waits_known_ = waits_known_ || waited > 0;
-  if (rank.steps < kWindow) return;
+  if (rank.steps < kWindow || rank.time < kWindowTime) return;
   rank.before = std::exchange(rank.latest, rank.own / static_cast<double>(rank.steps));
   ++rank.windows;
   rank.steps = 0;
-  rank.own = 0;
+  rank.own = rank.time = 0;
 }
 
 std::vector<SlowRanks::Change> SlowRanks::check(Time now, const HostOf& host_of, const FactsOf& facts_of) {

@@ -29,7 +29,8 @@ class SlowRanks {
   static constexpr double kRecovered = 1.25;    ///< times the median: it is slow no longer below this
   static constexpr std::uint64_t kWindow = 10;  ///< steps of which the mean counts; two windows must agree,
                                                 ///< since a checkpoint or an evaluation is in one of them
-  static constexpr double kLeast = 0.005;       ///< seconds: smaller differences are noise
+  static constexpr double kWindowTime = 2;  ///< seconds of a window: of short steps more than kWindow count
+  static constexpr double kLeast = 0.005;   ///< seconds: smaller differences are noise
   static constexpr std::chrono::minutes kSilence{10};  ///< before a rank is named again
   static constexpr std::size_t kMostNamed = 8;         ///< in one check, each in a line of its own
 
@@ -59,6 +60,7 @@ class SlowRanks {
   struct Rank {
     std::uint64_t steps = 0;  ///< of the window that is not full
     double own = 0;
+    double time = 0;  ///< of these steps
     std::uint64_t windows = 0;
     double latest = 0, before = 0;  ///< means of the last two full windows
     bool slow = false;

@@ -78,11 +78,16 @@ struct StepDurations {
 /// monotonic clock.
 class StepTimer {
  public:
-  /// The first report after forget() begins the measurement.
-  void at(std::uint64_t step, std::chrono::nanoseconds now) {
+  /// The first report after forget() begins the measurement. `waited`: seconds that the worker has waited for
+  /// others since its start, if it measures them.
+  void at(std::uint64_t step, std::chrono::nanoseconds now, double waited = 0) {
     if (last_ && last_->first == step) return;
-    if (last_ && last_->first < step) durations_.add(now - last_->second, step - last_->first);
+    if (last_ && last_->first < step) {
+      durations_.add(now - last_->second, step - last_->first);
+      durations_.waited = std::min(durations_.waited + std::max(0.0, waited - waited_), durations_.seconds);
+    }
     last_ = {step, now};
+    waited_ = waited;
   }
   /// The time until the next report belongs to no step.
   void forget() { last_.reset(); }
@@ -93,6 +98,7 @@ class StepTimer {
 
  private:
   std::optional<std::pair<std::uint64_t, std::chrono::nanoseconds>> last_;  ///< steps that were complete
+  double waited_ = 0;                                                       ///< as of then
   StepDurations durations_;
 };
 

@@ -312,13 +312,13 @@ void WorkerClient::ready() {
   if (shared_->present) shared_->say(WorkerReady{shared_->present->attempt});
 }
 
-void WorkerClient::at(std::uint64_t step, const char* phase, double loss) {
+void WorkerClient::at(std::uint64_t step, const char* phase, double loss, double waited) {
   shared_->loss.store(loss, std::memory_order_relaxed);
   shared_->phase.store(phase, std::memory_order_relaxed);
   // The lock only where the step changes. at() is called in the inner loop with each phase of a step.
   if (shared_->step.exchange(step, std::memory_order_relaxed) != step) {
     const std::lock_guard guard(shared_->lock);
-    shared_->timer.at(step, Clock::now().time_since_epoch());
+    shared_->timer.at(step, Clock::now().time_since_epoch(), waited);
   }
   // Only the first call since the thread last checked must wake it.
   if (!shared_->step_untold.exchange(true, std::memory_order_acq_rel)) raise_event(shared_->wake.get());

@@ -43,8 +43,10 @@ class WorkerClient {
   Result<AttemptOrder> next_attempt();
   void ready();
   /// Reports progress: `step` steps are complete, and `phase` (a text that lives forever) is the present
-  /// activity. Each call counts as activity. `loss`: of the last step; not finite: not reported.
-  void at(std::uint64_t step, const char* phase, double loss = std::numeric_limits<double>::quiet_NaN());
+  /// activity. Each call counts as activity. `loss`: of the last step; not finite: not reported. `waited`:
+  /// seconds since the worker's start in which it waited for others, if it measures them.
+  void at(std::uint64_t step, const char* phase, double loss = std::numeric_limits<double>::quiet_NaN(),
+          double waited = 0);
   /// Reports that a call to other ranks failed, as evidence for the agent. `peers` are ranks of the present
   /// attempt.
   void failed(const std::string& error, const std::vector<std::uint32_t>& peers);

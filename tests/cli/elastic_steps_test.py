@@ -411,12 +411,15 @@ class ElasticUnits(unittest.TestCase):
         world = self.world(link=link)
         for completed, now in ((5, 10), (6, 10.2), (6, 10.3), (8, 10.6), (9, 410.6)):
             with unittest.mock.patch.object(elastic.time, "monotonic", lambda now=now: now):
+                world.waited += 0.25
                 world.step(completed)
+        self.assertEqual(link.report["waited"], 1.0)  # the first report began the first step
         self.assertEqual(link.report["durations"], [(58, 3), (141, 1)])
         self.assertAlmostEqual(link.report["seconds"], 400.6)
         link.report = None  # it was sent, so the next one has later steps only
         with unittest.mock.patch.object(elastic.time, "monotonic", lambda: 410.8):
             world.step(10)
+        self.assertNotIn("waited", link.report)
         self.assertEqual(len(link.report["durations"]), 1)
         self.assertAlmostEqual(link.report["seconds"], 0.2)
 

@@ -43,8 +43,11 @@ class Steps:
         word = {"durations": sorted(self.counts.items()), "seconds": self.seconds}
         return dict(word, waited=min(self.waited, self.seconds)) if self.waited > 0 else word
 
-    def add(self, completed, now):
-        """Counts the steps since the last call. Another attempt of the same process may begin at an earlier step."""
+    def add(self, completed, now, waited):
+        """Counts the steps since the last call, and the seconds of them in which this rank waited for others. Another attempt of
+        the same process may begin at an earlier step. The first call begins the first step."""
+        if self.last:
+            self.waited += waited
         if self.last and completed > self.last[0]:
             steps = completed - self.last[0]
             place = math.ceil(BUCKETS_PER_DECADE * math.log10(max((now - self.last[1]) / steps, 1e-9) / 0.001) - 1e-9)
@@ -70,10 +73,7 @@ class _Reports:
 
     def add(self, word, waited, now):
         with self.lock:
-            measures = self.steps.last is not None  # the first call begins the first step
-            self.steps.add(word["step"], now)
-            if measures:
-                self.steps.waited += waited
+            self.steps.add(word["step"], now, waited)
             self.unsent = word
             if now - self.sent_at >= REPORT_EVERY_S:
                 self._send(now)

@@ -541,6 +541,7 @@ class World:
         self._is_checked = True  # objects may have been split since world.sync()
         self.loss: Any = None  # of the step that runs; set it for `ddplaunch status` and the dashboard
         self.batch = 0  # number of the batch from batches() in its epoch
+        self.waited = 0.0  # seconds of the step that runs in which this rank waited for others; add to it
         self._steps = Steps()
         progress.begin(self)
 
@@ -574,11 +575,12 @@ class World:
         by_optimizer = self._progress.stepped
         is_counted = self._progress.count(int(completed))
         self._ready()
+        waited, self.waited = self.waited, 0.0
         if self._link:
             with self._link.changed:
                 if self._link.report is None:  # the last one was sent
                     self._steps.clear()
-                self._steps.add(self.completed, time.monotonic())
+                self._steps.add(self.completed, time.monotonic(), waited)
                 self._link.report = {"step": self.completed, **({"in": phase[:64]} if phase else {}),
                                      **({} if as_number(loss) is None else {"loss": as_number(loss)}),
                                      **self._steps.word()}

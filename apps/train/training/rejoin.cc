@@ -93,8 +93,9 @@ class RejoiningRank {
                             training_ != nullptr, options_));
     if (!training_) {
       training_ = make_training_run(
-          options_, data_.split(),
-          [this](std::uint64_t step, const char* phase, double loss) { link_.at(step, phase, loss); });
+          options_, data_.split(), [this](std::uint64_t step, const char* phase, double loss, double waited) {
+            link_.at(step, phase, loss, waited);
+          });
     }
     TrainingAttempt attempt;
     attempt.communicators = {world_->communicator.get(), world_->node.get(), world_->between.get(),

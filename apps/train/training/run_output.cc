@@ -143,16 +143,18 @@ void StepProfile::begin_step(std::uint64_t step) {
 }
 
 void StepProfile::enter(Phase phase) {
-  if (on_phase_) on_phase_(phase);
   const auto now = Clock::now();
   if (in_phase_) end_phase(now);
   in_phase_ = true;
   phase_ = phase;
   phase_begin_ = now;
+  if (on_phase_) on_phase_(phase);
 }
 
 void StepProfile::end_phase(Clock::time_point end) {
-  now_[static_cast<std::size_t>(phase_)] += std::chrono::duration<double>(end - phase_begin_).count();
+  const double seconds = std::chrono::duration<double>(end - phase_begin_).count();
+  now_[static_cast<std::size_t>(phase_)] += seconds;
+  if (phase_ == Phase::kCommunication) waited_ += seconds;
   if (trace_ && events_.size() < kMaxEvents) events_.push_back({phase_, step_, phase_begin_, end});
   phase_begin_ = end;
 }

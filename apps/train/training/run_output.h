@@ -95,6 +95,10 @@ class StepProfile {
   /// Returns the present phase, so that a caller can return to it.
   Phase phase() const { return phase_; }
 
+  /// Returns the seconds of communication so far, of all phases that have ended. What a GPU does by itself
+  /// counts only where its parts are measured.
+  double waited() const { return waited_; }
+
   /// Returns how many steps have ended.
   std::size_t steps() const { return steps_.size(); }
   /// Returns the number of the first ended step; 0: none. It exceeds 1 if the process started in the middle
@@ -130,6 +134,7 @@ class StepProfile {
   Phase phase_ = Phase::kData;
   Clock::time_point phase_begin_;
   StepTimes now_{};
+  double waited_ = 0;
   std::vector<StepTimes> steps_;
   std::vector<Event> events_;
 };

@@ -52,9 +52,9 @@ struct Accuracy {
 };
 
 /// Receives the activity of this rank: the number of completed steps, the present phase (a static string),
-/// and the loss of the last step, a nan before the first. It is called at every change and at every batch, so
-/// it must be cheap.
-using OnPhase = std::function<void(std::uint64_t step, const char* phase, double loss)>;
+/// the loss of the last step, a nan before the first, and StepProfile::waited(). It is called at every change
+/// and at every batch, so it must be cheap.
+using OnPhase = std::function<void(std::uint64_t step, const char* phase, double loss, double waited)>;
 
 /// The communicators of this rank. `node` and `between` (the ranks with the same place on the other nodes)
 /// are set if nodes are averaged only every few steps, else null.
@@ -284,7 +284,7 @@ class Trainer {
   void set_phase_handler(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
   /// Reports a phase that is not a part of a step; a step's phases are reported automatically.
   void report_phase(const char* phase) const {
-    if (on_phase_) on_phase_(position_.step, phase, loss_);
+    if (on_phase_) on_phase_(position_.step, phase, loss_, profile_.waited());
   }
 
   /// Opens this rank's file of --sample-log: one for each attempt.

@@ -598,7 +598,9 @@ Result<> run_training(const TrainOptions& options, const TrainingAttempt& attemp
   }
   OnPhase on_phase;
   if (link)
-    on_phase = [&link](std::uint64_t step, const char* phase, double loss) { link->at(step, phase, loss); };
+    on_phase = [&link](std::uint64_t step, const char* phase, double loss, double waited) {
+      link->at(step, phase, loss, waited);
+    };
   return make_training_run(options, data, std::move(on_phase))->go(attempt);
 }
 

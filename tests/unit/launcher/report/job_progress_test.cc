@@ -318,6 +318,14 @@ TEST_CASE("steps are measured between the reports of a worker") {
   CHECK(timer.take().counts == StepDurations{{{50, 2}}}.counts);
   timer.at(~std::uint64_t{0}, 10s);
   CHECK(timer.take() == StepDurations());
+  timer.at(1, 20s, 2);
+  timer.at(2, 21s, 2.5);
+  timer.at(3, 22s, 2.75);
+  CHECK(timer.take().waited == 0.75);
+  timer.at(4, 23s, 9);  // no more than the step itself
+  CHECK(timer.take().waited == 1);
+  timer.at(5, 24s, 1);
+  CHECK(timer.take().waited == 0);
 }
 
 TEST_CASE("a wrong step that was taken back makes no rework") {

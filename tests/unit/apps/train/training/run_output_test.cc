@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/support/catch.h"
 
@@ -35,7 +36,20 @@ TEST_CASE("what the GPU measured takes the end of a phase, and the wait for othe
   CHECK(times[static_cast<std::size_t>(Phase::kForward)] == 0);
   CHECK(times[static_cast<std::size_t>(Phase::kBackward)] == 2);
   CHECK(times[static_cast<std::size_t>(Phase::kCommunication)] >= 5);
+  CHECK(profile.waited() == times[static_cast<std::size_t>(Phase::kCommunication)]);
   CHECK(std::abs(profile.own_times().p50 - 2) < 0.1);
+}
+
+TEST_CASE("who hears of a phase knows how long the one before it waited") {
+  StepProfile profile(false);
+  std::vector<double> waited;
+  profile.watch([&](Phase) { waited.push_back(profile.waited()); });
+  profile.begin_step(1);
+  for (const Phase phase : {Phase::kForward, Phase::kCommunication, Phase::kOptimizer})
+    profile.enter(phase);
+  REQUIRE(waited.size() == 3);
+  CHECK(waited[1] == 0);
+  CHECK(waited[2] > 0);
 }
 
 TEST_CASE("a rank that is stopped now and then is named by its p99 and by the time that it loses") {
