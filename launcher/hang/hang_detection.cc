@@ -19,7 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kShortestPeriod{200};
-constexpr milliseconds kLongestPeriod{5000};
+constexpr milliseconds kLongestPeriod{3000};
 /// The kernel counts in clock ticks of 10 ms, so less than three of them may be rounding.
 constexpr milliseconds kSmallestBurst{30};
 constexpr milliseconds kLargestBurst{100};

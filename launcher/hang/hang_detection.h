@@ -56,7 +56,7 @@ class ActivityTracker {
 
   ActivityTracker(std::chrono::milliseconds timeout, Time now);
 
-  /// Returns the time between two samples: an eighth of the timeout, between 0.2 s and 5 s.
+  /// Returns the time between two samples: an eighth of the timeout, between 0.2 s and 3 s.
   static std::chrono::milliseconds period(std::chrono::milliseconds timeout);
 
   /// Records activity at `now`.

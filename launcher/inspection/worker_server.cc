@@ -90,10 +90,11 @@ rendezvous::TorchAnswers ask_worker_server(const std::string& path, ServerQuesti
   if (question == ServerQuestion::kRecord) return answers;
   // Both need the GIL, which a native call may hold for ever: then the second one would get no answer, too.
   const auto gil_due = Clock::now() + kGilTime;
+  const bool in_time = gil_due <= deadline - kPingTime;
   const auto until = std::min(deadline - kPingTime, gil_due);
   answers.stacks = ask(path, "dump_traceback", kStacks, until);
   // A busy machine delays all answers, so less time than this tells nothing.
-  if (answers.stacks.empty() && Clock::now() >= gil_due)
+  if (answers.stacks.empty() && in_time && Clock::now() >= gil_due)
     answers.lacks_gil = !ask(path, "ping", kHead, Clock::now() + kPingTime).empty();
   if (question == ServerQuestion::kAll && !answers.stacks.empty())
     answers.groups = ask(path, "ddplaunch_groups", kGroups, until);

@@ -27,6 +27,7 @@
 #include "base/blocking_calls.h"
 #include "launcher/inspection/hang_monitor.h"
 #include "launcher/inspection/process_inspection.h"
+#include "launcher/inspection/worker_server.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -361,14 +362,17 @@ class FakeServer {
   }
   FakeServer(const FakeServer&) = delete;
   void finish() { finished_ = true; }
+  /// From here on what needs Python is answered after `gil`.
+  void hold_gil(std::chrono::milliseconds gil) { gil_ = gil; }
 
  private:
   void serve() {
     for (;;) {
       const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
       if (fd < 0) return;
-      char question[512];
-      (void)!read(fd, question, sizeof question);
+      char question[512] = {};
+      (void)!read(fd, question, sizeof question - 1);
+      if (std::strstr(question, "/dump_traceback ") != nullptr) std::this_thread::sleep_for(gil_.load());
       const std::string body =
           R"({"version":"2.10","entries":[{"collective_seq_id":1,"is_p2p":false,"process_group":["0","default_pg"],)"
           R"("profiling_name":"gloo:all_reduce","time_created_ns":1,"retired":)" +
@@ -381,8 +385,25 @@ class FakeServer {
   }
   int listener_;
   std::atomic<bool> finished_ = false;
+  std::atomic<std::chrono::milliseconds> gil_{0ms};
   std::thread thread_;
 };
+
+TEST_CASE("a native call that holds the GIL for a moment is not taken for one that keeps it") {
+  const Directory directory;
+  const std::string path = directory.path() + "/server";
+  FakeServer server(path);
+  server.hold_gil(200ms);
+  rendezvous::TorchAnswers answers;
+  for (int attempt = 0; answers.stacks.empty() && attempt < 20; ++attempt)  // the machine may be busy
+    answers = ask_worker_server(path, ServerQuestion::kStacks, Clock::now() + 60s);
+  CHECK_FALSE(answers.stacks.empty());
+  CHECK_FALSE(answers.lacks_gil);
+  // Less time than a call may take says nothing about it.
+  answers = ask_worker_server(path, ServerQuestion::kStacks, Clock::now());
+  CHECK(answers.stacks.empty());
+  CHECK_FALSE(answers.lacks_gil);
+}
 
 TEST_CASE("a rank that has left its collective is active, whatever its recorder told before") {
   const auto spin = [](int ready) {

@@ -249,7 +249,7 @@ TEST_CASE("the tracker passes its scenarios") {
 TEST_CASE("the sampling period follows the timeout within bounds") {
   CHECK(ActivityTracker::period(1s) == 200ms);
   CHECK(ActivityTracker::period(8s) == 1s);
-  CHECK(ActivityTracker::period(1h) == 5s);
+  CHECK(ActivityTracker::period(1h) == 3s);
 }
 
 TEST_CASE("a process with the reused PID of another is new") {
@@ -328,12 +328,12 @@ TEST_CASE("quiet is reported after half of the timeout, and its end at once") {
 
 TEST_CASE("after a sample that is far too late counting starts again") {
   ActivityTracker tracker(60s, Time(0));
-  tracker.begin_sample(5s);
+  tracker.begin_sample(3s);
   CHECK(tracker.last_activity() == 0s);
-  tracker.begin_sample(15s);  // two periods: perhaps load
+  tracker.begin_sample(9s);  // two periods: perhaps load
   CHECK(tracker.last_activity() == 0s);
-  tracker.begin_sample(27s);
-  CHECK(tracker.last_activity() == 27s);
+  tracker.begin_sample(17s);
+  CHECK(tracker.last_activity() == 17s);
 }
 
 TEST_CASE("processes that were active are sampled first") {
