@@ -303,8 +303,14 @@ Result<> LinePatterns::add(std::string_view pattern) {
   const std::size_t before = program_.size();
   program_.push_back({Instruction::Kind::kMatch, 0, static_cast<std::uint16_t>(begins_.size())});
   auto begin = static_cast<std::uint16_t>(before);
-  if (!emit(tree, begin, before + kMostInstructions)) {
+  if (!emit(tree, begin, std::min(before + kMostInstructions, kMostOfAll))) {
     program_.resize(before);
+    if (kMostOfAll < before + kMostInstructions)
+      return Error{ErrorCode::kUsage,
+                   "position 1: the patterns together are too large with their repetitions written out; at "
+                   "most " +
+                       std::to_string(kMostOfAll) + " characters and choices",
+                   0};
     return Error{ErrorCode::kUsage,
                  "position 1: the pattern is too large with its repetitions written out; at "
                  "most " +

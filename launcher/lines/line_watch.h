@@ -31,6 +31,8 @@ class LinePatterns {
   static constexpr std::size_t kMost = 16;               ///< patterns
   static constexpr std::size_t kMostText = 1000;         ///< bytes of a pattern
   static constexpr std::size_t kMostInstructions = 500;  ///< of a pattern, with its repetitions written out
+  /// Of all patterns. The worst ones touch each of them for each byte, on the loop that renews leases.
+  static constexpr std::size_t kMostOfAll = 1000;
   /// Above it all states are made again. With them go at most 1 MiB of transitions.
   static constexpr std::size_t kMostStates = 2000;
 

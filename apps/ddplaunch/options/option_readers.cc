@@ -258,6 +258,10 @@ ReadValue watch_into(std::vector<launcher::WatchRule>& field) {
     if (field.size() == launcher::LinePatterns::kMost)
       return ": at most " + std::to_string(launcher::LinePatterns::kMost) +
              " rules are possible; join patterns with |";
+    launcher::LinePatterns together;
+    for (const launcher::WatchRule& earlier : field)
+      (void)together.add(earlier.pattern);
+    if (const auto added = together.add(rule->pattern); !added) return ": " + added.error().text;
     field.push_back(std::move(*rule));
     return "";
   };

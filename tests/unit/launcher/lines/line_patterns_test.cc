@@ -94,6 +94,19 @@ TEST_CASE("no pattern and no line take more than linear time") {
   CHECK(matches("(a|b)*a(a|b){20}c", random + std::string(1, 'a') + std::string(20, 'b') + 'c'));
 }
 
+TEST_CASE("the patterns of a job have a limit together") {
+  LinePatterns patterns;
+  REQUIRE(patterns.add("a[ab]{400}x").has_value());
+  REQUIRE(patterns.add("b[ab]{400}x").has_value());
+  CHECK(patterns.add("c[ab]{400}x").error().text ==
+        "position 1: the patterns together are too large with their repetitions written out; at most 1000 "
+        "characters and choices");
+  CHECK(patterns.add("c[ab]{100}x").has_value());
+  LinePatterns::Line line;
+  patterns.read("c" + std::string(100, 'a') + "x\n", line);
+  CHECK(line.found == 4);
+}
+
 TEST_CASE("states that are made again do not change what an open line matches") {
   LinePatterns patterns;
   REQUIRE(patterns.add("^start.*end$").has_value());
