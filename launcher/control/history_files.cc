@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,7 @@ constexpr std::size_t kMachineBytes = 64;
 struct HistoryFile {
   uid_t writer = 0;
   std::string name;
+  std::size_t turn = 0;  ///< among the files of its writer
 };
 
 std::optional<uid_t> writer_of(std::string_view name) {
@@ -49,7 +51,8 @@ std::optional<uid_t> writer_of(std::string_view name) {
   return parse_number<uid_t>(name.substr(0, dot));
 }
 
-/// Returns the files by their names, those of this user first: strangers cannot crowd them out.
+/// Returns the files by their names: those of this user, then one of each other writer in turn. So nobody
+/// crowds out others with many files.
 std::vector<HistoryFile> list_files(const std::string& directory) {
   std::vector<HistoryFile> files;
   const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(directory.c_str()), ::closedir);
@@ -60,19 +63,20 @@ std::vector<HistoryFile> list_files(const std::string& directory) {
     if (const auto writer = writer_of(entry->d_name)) files.push_back({*writer, entry->d_name});
   }
   const uid_t own = ::geteuid();
-  std::ranges::sort(files, {}, [own](const HistoryFile& file) {
-    return std::tuple(file.writer != own, file.writer, file.name);
-  });
-  if (files.size() > kMostFiles) files.resize(kMostFiles);
+  std::ranges::sort(files, {}, [](const HistoryFile& file) { return std::tie(file.writer, file.name); });
+  for (std::size_t i = 1; i < files.size(); ++i)
+    if (files[i].writer == files[i - 1].writer) files[i].turn = files[i - 1].turn + 1;
+  std::ranges::stable_sort(
+      files, {}, [own](const HistoryFile& file) { return std::pair(file.writer != own, file.turn); });
   return files;
 }
 
-/// Returns the end of the file, from the beginning of a line; empty if its owner is not `writer`.
-std::string read_lines(const std::string& path, uid_t writer) {
+/// Returns the end of the file, from the beginning of a line; nothing if its owner is not `writer`.
+std::optional<std::string> read_lines(const std::string& path, uid_t writer) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   struct stat found {};
   if (!file || ::fstat(file.get(), &found) != 0 || !S_ISREG(found.st_mode) || found.st_uid != writer)
-    return {};
+    return std::nullopt;
   const off_t from = std::max<off_t>(0, found.st_size - kReadOfFile);
   std::string text(static_cast<std::size_t>(found.st_size - from), '\0');
   std::size_t size = 0;
@@ -132,11 +136,13 @@ Result<HostHistory> read_host_history(const std::string& directory, HistoryTime 
     return usable.error();
   }
   std::size_t size = 0;
+  std::size_t files = 0;
   for (const HistoryFile& file : list_files(directory)) {
-    const std::string lines = read_lines(directory + '/' + file.name, file.writer);
-    size += lines.size();
-    if (size > kReadOfAll) break;
-    history.add(lines, file.writer, file.writer == 0 || file.writer == place.st_uid);
+    const auto lines = read_lines(directory + '/' + file.name, file.writer);
+    if (!lines) continue;  // whoever made it takes no place of others
+    size += lines->size();
+    if (size > kReadOfAll || ++files > kMostFiles) break;
+    history.add(*lines, file.writer, file.writer == 0 || file.writer == place.st_uid);
   }
   return history;
 }

@@ -113,6 +113,22 @@ TEST_CASE("only files count whose owners are those of their names") {
   CHECK(directory.failures() == 0);
 }
 
+TEST_CASE("a user with many files hides no file of others") {
+  if (::geteuid() != 0) return;  // files of other users are needed
+  const HistoryDirectory directory;
+  const auto make = [&](const std::string& name, uid_t owner) {
+    const std::string path = directory.path() + '/' + name + ".jsonl";
+    std::ofstream(path) << (owner == 4 ? kLine : "");
+    REQUIRE(::chown(path.c_str(), owner, static_cast<gid_t>(-1)) == 0);
+  };
+  for (int i = 0; i < 2100; ++i) {
+    make("1.forged" + std::to_string(i), 3);
+    make("2.many" + std::to_string(i), 2);
+  }
+  make("4.head", 4);
+  CHECK(directory.failures() == 1);
+}
+
 TEST_CASE("nothing is appended through a link") {
   const HistoryDirectory directory;
   std::ofstream(directory.path() + "/target") << "secret\n";
