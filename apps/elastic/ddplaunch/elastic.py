@@ -269,6 +269,7 @@ class _Progress:
         self.others: List[Tuple[torch.Tensor, int]] = []  # parameters without a registered optimizer, and their versions
         self.buffers: List[Tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
         self.modes: List[Tuple[torch.nn.Module, bool]] = []  # train() or eval() of each module
+        self.trained: List[Tuple[torch.nn.Parameter, bool]] = []  # whether each parameter has a gradient, or is frozen
         self.shapes: List[List[int]] = []                    # parameters in each group of each optimizer
         self.position = Position()
         self.event: Any = None           # completes with the last step that was counted, on a GPU
@@ -302,6 +303,7 @@ class _Progress:
         # A forward pass changes some buffers (BatchNorm) and does not always count that in their versions.
         self.buffers = [(part, name, buffer, buffer.detach().clone()) for part in parts for name, buffer in part.named_buffers(recurse=False)]
         self.modes = [(part, part.training) for part in parts]
+        self.trained = [(p, p.requires_grad) for module in modules for p in module.parameters()]
 
     def _registered(self, kind: type) -> List[Any]:
         return [holder for holder in self.registered if isinstance(holder, kind)]
@@ -408,6 +410,8 @@ class _Progress:
             self.completed = None
         for part, mode in self.modes if self.completed is not None else ():  # a validation may have been interrupted
             part.training = mode
+        for p, is_trained in self.trained if self.completed is not None else ():  # a step of a GAN freezes a model for a while
+            p.requires_grad_(is_trained)
         for part, name, buffer, copy in self.buffers if self.completed is not None else ():
             setattr(part, name, buffer)
             if not torch.equal(buffer, copy):
@@ -430,7 +434,9 @@ def _load_beside_state(module: torch.nn.Module, modes: List[bool], trained: List
     own = dict(module.named_buffers())
     for name, buffer in buffers.items():
         if name in own and own[name].shape == buffer.shape:
-            own[name].detach().copy_(buffer)
+            mine = own[name].detach()
+            if not torch.equal(mine.cpu(), buffer.cpu()):  # an expanded one cannot be written
+                mine.copy_(buffer)
 
 
 def _warn(text: str) -> None:
