@@ -47,7 +47,10 @@ std::string error_of(const ddp::train::TrainOptions& options,
                      const ddp::train::WorkerEnvironment& environment) {
   const std::string problem = contradiction(options, environment.world_size);
   if (!problem.empty()) return problem;
-  if (std::string lacks = lacking_room(options, environment.local_world_size); !lacks.empty()) return lacks;
+  // The other ranks of a host that a new one rejoins have their memory.
+  const bool is_rejoining = options.rejoin && environment.attempt > 0;
+  const int ranks_of_host = is_rejoining ? 1 : environment.local_world_size;
+  if (std::string lacks = lacking_room(options, ranks_of_host); !lacks.empty()) return lacks;
   if (options.rejoin && environment.control.empty()) {
     return "--on-peer-loss rejoin needs a launcher that starts new attempts, but "
            "DDPLAUNCH_CONTROL is not set; start train with ddplaunch";

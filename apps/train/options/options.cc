@@ -158,7 +158,7 @@ void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
                               {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}});
   table.value({.names = "--lr",
                .value = "RATE",
-               .default_text = "0.01; 0.1 for the MLP of --model auto",
+               .default_text = "0.01; 0.1 for SGD and the MLP of --model auto",
                .help = "learning rate",
                .equal = true},
               number_into(options.lr.peak, 0, 1e38));
@@ -617,7 +617,7 @@ std::string take_device(DeviceKind device, TrainOptions& options) {
   options.model = known.model;
   options.mlp_width = known.mlp_width;
   options.mlp_depth = known.mlp_depth;
-  if (options.chooses_lr) options.lr.peak = known.lr.peak;
+  if (options.chooses_lr && options.optimizer.kind == OptimizerKind::kSgd) options.lr.peak = known.lr.peak;
   return format_text("model mlp (--mlp-width %d --mlp-depth %d --lr %g), the default on GPUs",
                      options.mlp_width, options.mlp_depth, options.lr.peak);
 }

@@ -226,9 +226,9 @@ class Training(unittest.TestCase):
 
     @unittest.skipIf(os.environ.get("DDP_SHORT_TESTS"), "DDP_SHORT_TESTS is set: sanitizers need address space")
     def test_a_limit_of_memory_is_named(self):
-        limited = ("/bin/sh", "-c", f'ulimit -v 800000; exec {TRAIN} "$@"', "train")
+        limited = ("/bin/sh", "-c", f'ulimit -v 600000; exec {TRAIN} "$@"', "train")
         with unittest.mock.patch.object(sys.modules[__name__], "COMMAND", limited):
-            (code, lines, errors), = run(1, "--model", "mlp", "--mlp-width", "8000", "--mlp-depth", "5", "--data", "synthetic", "--limit", "10")
+            (code, lines, errors), = run(1, "--model", "mlp", "--mlp-width", "4000", "--mlp-depth", "5", "--data", "synthetic", "--limit", "10")
         self.assertEqual((code, lines, errors), (1, [], "train: this process cannot get the memory that its options need; make sizes smaller, or raise the "
                                                         "limit of its memory (ulimit -v)\n"))
 
