@@ -67,7 +67,7 @@ struct GuardedPort {
     loop.poll();
   }
 
-  /// Runs the loop until `holds` returns true; false after a minute.
+  /// Runs the loop until `holds` returns true; false after 25 s.
   template <class Condition>
   bool run_until(const Condition& holds) {
     return test::run_until(loop, holds);

@@ -29,7 +29,7 @@ Host host_named(const std::string& name);
 /// Numbers that differ before and after a test case show a leak.
 std::size_t open_descriptors();
 std::size_t children();
-/// Runs the loop until this process has no child, at most for a minute.
+/// Runs the loop until this process has no child, at most for 25 s.
 void let_children_end(asio::io_context& loop);
 
 }  // namespace ddp::remote::test

@@ -6,10 +6,10 @@
 
 namespace ddp::test {
 
-/// Runs the loop until `holds` returns true, at most for a minute. Returns whether it does.
+/// Runs the loop until `holds` returns true, at most for 25 s. Returns whether it does.
 template <class Condition>
 bool run_until(asio::io_context& loop, const Condition& holds) {
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(25);
   while (!holds()) {
     if (std::chrono::steady_clock::now() >= give_up) return false;
     loop.restart();

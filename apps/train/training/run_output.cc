@@ -272,14 +272,15 @@ std::string profile_text(const StepProfile& profile, std::vector<RankTime> ranks
   };
   const auto over = [](double value, double median) { return median > 0 ? 100 * (value / median - 1) : 0.0; };
   const auto [slow, median] = compare(&TimeSummary::p50);
-  add("slowest rank %d: computes %.3f ms per step, %.0f %% over the median rank\n", slow.rank,
+  add("slowest rank %" PRId64 ": computes %.3f ms per step, %.0f %% over the median rank\n", slow.rank,
       1e3 * slow.own.p50, over(slow.own.p50, median));
   const auto [late, median_p99] = compare(&TimeSummary::p99);
-  add("slowest rank at p99 %d: computes %.3f ms, %.0f %% over the median rank\n", late.rank,
+  add("slowest rank at p99 %" PRId64 ": computes %.3f ms, %.0f %% over the median rank\n", late.rank,
       1e3 * late.own.p99, over(late.own.p99, median_p99));
   const auto [paused, median_lost] = compare(&TimeSummary::lost);
   if (paused.own.lost > kLeastLost) {
-    add("rank %d loses %.1f %% of its time in steps that take more than twice its median; the median rank "
+    add("rank %" PRId64
+        " loses %.1f %% of its time in steps that take more than twice its median; the median rank "
         "%.1f %%\n",
         paused.rank, 100 * paused.own.lost, 100 * median_lost);
   }

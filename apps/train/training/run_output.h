@@ -144,7 +144,7 @@ std::string profile_path(const std::string& path, const Communicator& world);
 
 /// StepProfile::own_times() of a rank.
 struct RankTime {
-  int rank = 0;
+  std::int64_t rank = 0;  ///< without padding behind it, since all bytes are sent
   TimeSummary own;
 };
 

@@ -44,7 +44,7 @@ struct NcclFunctions {
   /// Since NCCL 2.18.
   ncclResult_t (*split)(ncclComm_t comm, int color, int key, ncclComm_t* part,
                         ncclConfig_t* config) = nullptr;
-  /// Since 2.19 (NcclMemory).
+  /// Since 2.19 (NcclComms::share_memory).
   ncclResult_t (*allocate)(void** data, std::size_t bytes) = nullptr;
   ncclResult_t (*release)(void* data) = nullptr;
   ncclResult_t (*register_memory)(ncclComm_t comm, void* data, std::size_t bytes, void** handle) = nullptr;
