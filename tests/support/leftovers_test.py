@@ -82,20 +82,26 @@ class Leftovers(unittest.TestCase):
         self.assertIn(f"file {folder}", self.ours())
 
     def test_sockets_of_a_killed_agent_are_removed_by_the_next_one(self):
-        folder = pathlib.Path(f"/tmp/ddplaunch-{os.urandom(3).hex()}")
-        folder.mkdir()
-        self.addCleanup(shutil.rmtree, folder)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(folder / "0"))
-        self.assertEqual(self.ours(folder.name), [f"file {folder}"])  # just made
         long_ago = time.time() - 60
+
+        def sockets():
+            folder = pathlib.Path(f"/tmp/ddplaunch-{os.urandom(3).hex()}")
+            folder.mkdir()
+            self.addCleanup(shutil.rmtree, folder, ignore_errors=True)  # an agent of another test may remove it as soon as it is old
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(folder / "0"))
+            return folder
+        folder = sockets()
+        self.assertEqual(self.ours(folder.name), [f"file {folder}"])  # just made
         os.utime(folder, (long_ago, long_ago))
         self.assertEqual(self.ours(folder.name), [])
+        folder = sockets()
         held = os.open(folder, os.O_RDONLY)
         fcntl.flock(held, fcntl.LOCK_EX)
+        os.utime(folder, (long_ago, long_ago))
         self.assertEqual(self.ours(folder.name), [f"file {folder}"])  # its agent runs
-        os.close(held)
         (folder / "more").touch()
+        os.close(held)
         os.utime(folder, (long_ago, long_ago))
         self.assertEqual(self.ours(folder.name), [f"file {folder}"])
 
