@@ -379,7 +379,7 @@ class FakeServer {
           std::string(finished_ ? "true" : "false") + "}]}";
       const std::string answer =
           "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
-      (void)!write(fd, answer.data(), answer.size());
+      (void)!send(fd, answer.data(), answer.size(), MSG_NOSIGNAL);  // whoever asked may not wait any longer
       close(fd);
     }
   }
