@@ -615,6 +615,21 @@ class ElasticUnits(unittest.TestCase):
         self.assertEqual(self.progress.settle(), 1)
         self.assertEqual([part.training for part in self.model.modules()], [True] * 3)
 
+    def test_a_step_that_froze_a_layer_was_interrupted(self):
+        """A GAN freezes one model while it trains the other. DistributedDataParallel leaves frozen parameters out of its sums."""
+        world = self.sync(self.model, self.optimizer)[0]
+        self.make_step()
+        world.step(1)
+        self.model[0].weight.requires_grad_(False)
+        self.assertEqual(self.progress.settle(), 1)
+        self.assertTrue(all(p.requires_grad for p in self.model.parameters()))
+
+    def test_a_buffer_that_cannot_be_written_is_kept(self):
+        model = torch.nn.Linear(2, 2)
+        model.register_buffer("ones", torch.ones(1).expand(4), persistent=False)
+        elastic._load_beside_state(model, [True], [True] * 2, {"ones": torch.ones(4)})
+        self.assertEqual(model.ones.tolist(), [1.0] * 4)
+
     def test_what_a_state_dict_leaves_out(self):
         """A step has frozen a layer for good, and has written a buffer that is not persistent."""
         def make():
