@@ -1231,7 +1231,7 @@ while True:
         self.assertEqual(first, {"index": 1, "busy": 41, "memory": 80 << 30, "memory_used": 1 << 30, "power_w": 412.0, "celsius": 61,
                                  "clock_mhz": 1980, "throttled_by": [], "xid": None})
         self.assertEqual((second["index"], second["throttled_by"]), (2, ["heat"]))
-        helpers = [pid for pid, words in live_processes_with(f"FAKE_NVML_GPUS=3\0") if "ddplaunch-nvml" in str(words)]
+        helpers = [pid for pid, words in live_processes_with(f"FAKE_NVML_GPUS=3\0") if f"{programs}/ddplaunch-nvml" in str(words)]
         self.assertEqual(len(helpers), 1)
         self.assertEqual(self.status(self.job)["usage"]["gpus"], 2)
         self.assertTrue(wait_until(lambda: [point for point in self.samples() if point["gpu_busy"]]))
@@ -1272,8 +1272,8 @@ class Page(VerbTest):
         browser = shutil.which("chromium")
         if not browser:
             self.skipTest("chromium is not installed")
-        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/browser", "--timeout=3000", "--dump-dom", address]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.dir}/browser", "--virtual-time-budget=5000", "--timeout=60000", "--dump-dom", address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
 
     def failed_job(self):
         text = self.HOSTILE.replace("\u2028", "")

@@ -49,7 +49,7 @@ class Terminal:
         if self.pid == 0:
             try:
                 fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-                for number in (signal.SIGINT, signal.SIGPIPE):
+                for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):  # a shell's background jobs ignore some
                     signal.signal(number, signal.SIG_DFL)
                 if stdout is not None:
                     os.dup2(stdout, 1)
