@@ -226,30 +226,23 @@ Result<std::vector<FdMove>> plan_moves(const ChildSpec& spec, UniqueFd& dev_null
 
 const char* step_text(ChildStep step) {
   switch (step) {
-    case ChildStep::kSession:
-      return "start a session for ";
-    case ChildStep::kDeathSignal:
-      return "request a death signal for ";
-    case ChildStep::kDescriptors:
-      return "pass descriptors to ";
-    case ChildStep::kLimit:
-      return "set the limit of open files of ";
+    case ChildStep::kSession: return "start a session for ";
+    case ChildStep::kDeathSignal: return "request a death signal for ";
+    case ChildStep::kDescriptors: return "pass descriptors to ";
+    case ChildStep::kLimit: return "set the limit of open files of ";
     case ChildStep::kChdir:
     case ChildStep::kExec:
-    case ChildStep::kNone:
-      break;
+    case ChildStep::kNone: break;
   }
   return "start ";
 }
 
 Error failure_of(const ChildSpec& spec, const ChildPlan& plan) {
   switch (plan.failure.step) {
-    case ChildStep::kExec:
-      return exec_error(plan.failure.err, spec.path, spec.cwd);
+    case ChildStep::kExec: return exec_error(plan.failure.err, spec.path, spec.cwd);
     case ChildStep::kChdir:
       return system_error(plan.failure.err, "enter working directory " + spec.cwd, ErrorCode::kRefused);
-    default:
-      return system_error(plan.failure.err, step_text(plan.failure.step) + spec.path);
+    default: return system_error(plan.failure.err, step_text(plan.failure.step) + spec.path);
   }
 }
 

@@ -83,14 +83,9 @@ std::string below(std::string_view cwd, std::string_view file) {
 Error refused(std::string_view name, const std::string& file, int err) {
   std::string text = "cannot execute '" + std::string(name) + "': ";
   switch (err) {
-    case EISDIR:
-      text += file + " is a directory";
-      break;
-    case EACCES:
-      text += file + " is not an executable file (chmod +x?)";
-      break;
-    default:
-      return system_error(err, text + file, ErrorCode::kExec);
+    case EISDIR: text += file + " is a directory"; break;
+    case EACCES: text += file + " is not an executable file (chmod +x?)"; break;
+    default: return system_error(err, text + file, ErrorCode::kExec);
   }
   return {ErrorCode::kExec, one_line(text), err};
 }

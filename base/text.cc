@@ -11,14 +11,10 @@ namespace {
 
 const char* begin_of(TextTable::Colour colour) {
   switch (colour) {
-    case TextTable::Colour::kNone:
-      return "";
-    case TextTable::Colour::kGood:
-      return "\x1b[32m";
-    case TextTable::Colour::kDoubtful:
-      return "\x1b[33m";
-    case TextTable::Colour::kBad:
-      return "\x1b[31m";
+    case TextTable::Colour::kNone: return "";
+    case TextTable::Colour::kGood: return "\x1b[32m";
+    case TextTable::Colour::kDoubtful: return "\x1b[33m";
+    case TextTable::Colour::kBad: return "\x1b[31m";
   }
   return "";
 }
@@ -295,14 +291,10 @@ void append_json_escape(char32_t unit, std::string& out) {
 std::string spelled(const Utf8Character& character) {
   constexpr std::string_view kHex = "0123456789abcdef";
   switch (character.code) {
-    case '\n':
-      return "\\n";
-    case '\r':
-      return "\\r";
-    case '\t':
-      return "\\t";
-    default:
-      break;
+    case '\n': return "\\n";
+    case '\r': return "\\r";
+    case '\t': return "\\t";
+    default: break;
   }
   const bool byte = character.length == 1;
   const bool tag = character.code > 0xffff;

@@ -179,19 +179,13 @@ int print(const std::string& text) {
 
 int run(const DaemonOptions& options, char** argv) {
   switch (options.command) {
-    case DaemonCommand::kHelp:
-      return print(daemon_help());
-    case DaemonCommand::kVersion:
-      return print("ddplaunchd " + std::string(version()) + '\n');
+    case DaemonCommand::kHelp: return print(daemon_help());
+    case DaemonCommand::kVersion: return print("ddplaunchd " + std::string(version()) + '\n');
     case DaemonCommand::kListen:
-    case DaemonCommand::kNewToken:
-      return run_listener(argv);
-    case DaemonCommand::kStdio:
-      return serve_one_job();
-    case DaemonCommand::kFits:
-      return answer_fits(options.fits_words);
-    case DaemonCommand::kVerify:
-      return verify_file(options.verify_words[0], options.verify_words[1]);
+    case DaemonCommand::kNewToken: return run_listener(argv);
+    case DaemonCommand::kStdio: return serve_one_job();
+    case DaemonCommand::kFits: return answer_fits(options.fits_words);
+    case DaemonCommand::kVerify: return verify_file(options.verify_words[0], options.verify_words[1]);
   }
   return 2;
 }

@@ -335,15 +335,9 @@ void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& stat
   exited.pid = static_cast<std::uint32_t>(pid);
   exited.clock_ns = clock_ns();
   switch (status.kind) {
-    case ExitStatus::Kind::kExited:
-      exited.code = static_cast<std::uint8_t>(status.number);
-      break;
-    case ExitStatus::Kind::kSignaled:
-      exited.signal = static_cast<std::uint8_t>(status.number);
-      break;
-    case ExitStatus::Kind::kUnknown:
-      exited.code = 255;
-      break;
+    case ExitStatus::Kind::kExited: exited.code = static_cast<std::uint8_t>(status.number); break;
+    case ExitStatus::Kind::kSignaled: exited.signal = static_cast<std::uint8_t>(status.number); break;
+    case ExitStatus::Kind::kUnknown: exited.code = 255; break;
   }
   exited.core = status.core_dumped;
   exited.after_stop = group_->ended_after_stop(local);

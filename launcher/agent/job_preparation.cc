@@ -114,11 +114,9 @@ bool needs_directory(const rendezvous::JobStart& job) {
       const std::string program = job.argv.empty() ? std::string() : job.argv.front();
       return program.find('/') != std::string::npos && !program.starts_with('/');
     }
-    case WorkerCommand::Kind::kPython:
-      return !job.argv.empty() && !job.argv.front().starts_with('/');
+    case WorkerCommand::Kind::kPython: return !job.argv.empty() && !job.argv.front().starts_with('/');
     case WorkerCommand::Kind::kModule:
-    case WorkerCommand::Kind::kTrain:
-      return false;
+    case WorkerCommand::Kind::kTrain: return false;
   }
   return false;
 }

@@ -335,16 +335,11 @@ RunState state_of(const JobEntry& job) {
 
 const char* state_name(RunState::Kind kind) {
   switch (kind) {
-    case RunState::Kind::kRunning:
-      return "running";
-    case RunState::Kind::kEnded:
-      return "ended";
-    case RunState::Kind::kCrashed:
-      return "crashed";
-    case RunState::Kind::kElsewhere:
-      return "elsewhere";
-    case RunState::Kind::kDeleted:
-      return "deleted";
+    case RunState::Kind::kRunning: return "running";
+    case RunState::Kind::kEnded: return "ended";
+    case RunState::Kind::kCrashed: return "crashed";
+    case RunState::Kind::kElsewhere: return "elsewhere";
+    case RunState::Kind::kDeleted: return "deleted";
   }
   return "";
 }

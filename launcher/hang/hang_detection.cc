@@ -463,12 +463,9 @@ HangInvestigation::HangInvestigation(HangLimits limits, std::vector<NodeShare> n
 milliseconds HangInvestigation::inspect_time(Purpose purpose) {
   switch (purpose) {
     case Purpose::kAsked:
-    case Purpose::kStall:
-      return milliseconds(5000);
-    case Purpose::kHang:
-      return milliseconds(14'000);
-    case Purpose::kFailed:
-      return milliseconds(1000);
+    case Purpose::kStall: return milliseconds(5000);
+    case Purpose::kHang: return milliseconds(14'000);
+    case Purpose::kFailed: return milliseconds(1000);
   }
   return {};
 }

@@ -169,17 +169,12 @@ bool waits_for_descriptor(const ThreadSnapshot& snapshot) {
 
 std::string wait_text(const ThreadSnapshot& snapshot, const std::string& target) {
   switch (snapshot.state) {
-    case 'R':
-      return "running";
-    case 'T':
-      return kStoppedText;
-    case 't':
-      return "held by a debugger";
+    case 'R': return "running";
+    case 'T': return kStoppedText;
+    case 't': return "held by a debugger";
     case 'Z':
-    case 'X':
-      return "ended";
-    default:
-      break;
+    case 'X': return "ended";
+    default: break;
   }
   const SystemCall* call = find_call(snapshot);
   std::string where = call != nullptr ? call->name : kernel_name(snapshot.wchan);

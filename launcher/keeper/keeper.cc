@@ -231,9 +231,7 @@ void Keeper::handle(const KeeperPacket& packet, std::string text) {
       // the lease.
       set_lease_end(packet.lease_ms > 0 ? packet.sent_ns + packet.lease_ms * 1'000'000 : 0);
       break;
-    case KeeperPacket::kJobMark:
-      job_id_ = std::move(text);
-      break;
+    case KeeperPacket::kJobMark: job_id_ = std::move(text); break;
     case KeeperPacket::kCgroup:
       // The lock keeps other agents from taking the group for stale when this agent has died.
       if (auto group = Cgroup::open(std::move(text)); group)
@@ -242,9 +240,7 @@ void Keeper::handle(const KeeperPacket& packet, std::string text) {
     case KeeperPacket::kCgroupGone:
       std::erase_if(cgroups_, [&text](const auto& group) { return group->path() == text; });
       break;
-    case KeeperPacket::kDirectory:
-      directory_ = std::move(text);
-      break;
+    case KeeperPacket::kDirectory: directory_ = std::move(text); break;
   }
 }
 

@@ -40,9 +40,7 @@ ByteSet range(unsigned char first, unsigned char last) {
 std::optional<ByteSet> named_class(char letter) {
   ByteSet set;
   switch (letter | 0x20) {
-    case 'd':
-      set = range('0', '9');
-      break;
+    case 'd': set = range('0', '9'); break;
     case 'w':
       for (std::size_t c = 0; c < set.size(); ++c)
         set[c] = is_word(static_cast<unsigned char>(c));
@@ -51,8 +49,7 @@ std::optional<ByteSet> named_class(char letter) {
       for (const unsigned char c : {' ', '\t', '\n', '\r', '\f', '\v'})
         set.set(c);
       break;
-    default:
-      return std::nullopt;
+    default: return std::nullopt;
   }
   return (letter & 0x20) != 0 ? set : ~set;
 }
@@ -162,25 +159,18 @@ class LinePatterns::Parser {
     const std::size_t begin = at_;
     const char c = text_[at_++];
     switch (c) {
-      case '(':
-        return group(begin);
-      case '[':
-        return bytes(class_set(begin));
-      case '.':
-        return bytes(range(0, 255));
-      case '^':
-        return edge(Instruction::Kind::kBegin);
-      case '$':
-        return edge(Instruction::Kind::kEnd);
-      case '\\':
-        return escaped(begin);
+      case '(': return group(begin);
+      case '[': return bytes(class_set(begin));
+      case '.': return bytes(range(0, 255));
+      case '^': return edge(Instruction::Kind::kBegin);
+      case '$': return edge(Instruction::Kind::kEnd);
+      case '\\': return escaped(begin);
       case '*':
       case '+':
       case '?':
         fail(begin, quote(std::string(1, c)) + " repeats nothing; a backslash makes it a character");
         return {};
-      default:
-        return bytes(folded(range(static_cast<unsigned char>(c), static_cast<unsigned char>(c))));
+      default: return bytes(folded(range(static_cast<unsigned char>(c), static_cast<unsigned char>(c))));
     }
   }
 
@@ -331,12 +321,8 @@ bool LinePatterns::emit(const Node& node, std::uint16_t& next, std::size_t most)
   };
   if (program_.size() >= most) return false;
   switch (node.kind) {
-    case Node::Kind::kSet:
-      next = append({Instruction::Kind::kSet, next, 0, node.set});
-      return true;
-    case Node::Kind::kEdge:
-      next = append({node.edge, next});
-      return true;
+    case Node::Kind::kSet: next = append({Instruction::Kind::kSet, next, 0, node.set}); return true;
+    case Node::Kind::kEdge: next = append({node.edge, next}); return true;
     case Node::Kind::kSequence:
       for (auto part = node.parts.rbegin(); part != node.parts.rend(); ++part)
         if (!emit(*part, next, most)) return false;
@@ -440,24 +426,12 @@ std::uint16_t LinePatterns::make_transition(std::uint16_t from, std::size_t byte
       case Instruction::Kind::kSet:
         if (!at_end && instruction.set[byte]) next.push_back(instruction.next);
         continue;
-      case Instruction::Kind::kMatch:
-        found |= 1u << instruction.other;
-        continue;
-      case Instruction::Kind::kSplit:
-        open.push_back(instruction.other);
-        break;
-      case Instruction::Kind::kBegin:
-        passes = before == Before::kBegin;
-        break;
-      case Instruction::Kind::kEnd:
-        passes = at_end;
-        break;
-      case Instruction::Kind::kWordEdge:
-        passes = edge;
-        break;
-      case Instruction::Kind::kNoWordEdge:
-        passes = !edge;
-        break;
+      case Instruction::Kind::kMatch: found |= 1u << instruction.other; continue;
+      case Instruction::Kind::kSplit: open.push_back(instruction.other); break;
+      case Instruction::Kind::kBegin: passes = before == Before::kBegin; break;
+      case Instruction::Kind::kEnd: passes = at_end; break;
+      case Instruction::Kind::kWordEdge: passes = edge; break;
+      case Instruction::Kind::kNoWordEdge: passes = !edge; break;
     }
     if (passes) open.push_back(instruction.next);
   }

@@ -1,5 +1,5 @@
-// How rows are drawn on a terminal; what a bar is (numbers may change, words may not); BarFold, which folds the
-// bars of many ranks into a few rows; and LiveBoard, which decides when rows are shown.
+// How rows are drawn on a terminal; what a bar is (numbers may change, words may not); BarFold, which folds
+// the bars of many ranks into a few rows; and LiveBoard, which decides when rows are shown.
 
 #include "launcher/lines/live_board.h"
 

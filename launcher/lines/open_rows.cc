@@ -36,19 +36,15 @@ EscapeReader::Effect EscapeReader::finish(Effect effect) {
 EscapeReader::Effect EscapeReader::feed(char c) {
   DDP_REQUIRE(inside(), static_cast<int>(c));
   switch (state_) {
-    case State::kOutside:
-      return Effect::kBroken;
-    case State::kEscape:
-      return after_escape(c);
-    case State::kControl:
-      return in_control(c);
+    case State::kOutside: return Effect::kBroken;
+    case State::kEscape: return after_escape(c);
+    case State::kControl: return in_control(c);
     case State::kCharset:
       if (is_foreign(c)) return finish(Effect::kBroken);
       // ECMA-35: intermediate bytes are 0x20 to 0x2f, and the first byte above them ends the sequence.
       return c < 0x30 ? Effect::kMore : finish(Effect::kIgnored);
     case State::kString:
-    case State::kStringEscape:
-      return in_string(c);
+    case State::kStringEscape: return in_string(c);
   }
   return Effect::kBroken;
 }
@@ -116,24 +112,16 @@ EscapeReader::Effect EscapeReader::control_done(char final) {
       // Accepts only real colors: ESC [ > 4 m and similar set keyboard modes.
       return bytes_.find_first_not_of("0123456789;:", 2) == bytes_.size() - 1 ? Effect::kColour
                                                                               : Effect::kIgnored;
-    case 'A':
-      return Effect::kUp;
-    case 'B':
-      return Effect::kDown;
-    case 'E':
-      return Effect::kDownToStart;
-    case 'F':
-      return Effect::kUpToStart;
+    case 'A': return Effect::kUp;
+    case 'B': return Effect::kDown;
+    case 'E': return Effect::kDownToStart;
+    case 'F': return Effect::kUpToStart;
     // Only column 1 is the start of a row. Rows have no columns here (decision 0011).
     case 'G':
-    case '`':
-      return count_ == 1 ? Effect::kStartOfRow : Effect::kIgnored;
-    case 'K':
-      return given == 0 ? Effect::kEraseToEnd : Effect::kEraseRow;
-    case 'J':
-      return given == 0 ? Effect::kEraseBelow : Effect::kEraseScreen;
-    default:
-      return Effect::kIgnored;
+    case '`': return count_ == 1 ? Effect::kStartOfRow : Effect::kIgnored;
+    case 'K': return given == 0 ? Effect::kEraseToEnd : Effect::kEraseRow;
+    case 'J': return given == 0 ? Effect::kEraseBelow : Effect::kEraseScreen;
+    default: return Effect::kIgnored;
   }
 }
 
@@ -345,36 +333,24 @@ void OpenRows::escape(EscapeReader::Effect effect, const EscapeReader& sequence,
   switch (effect) {
     case Effect::kMore:
     case Effect::kBroken:
-    case Effect::kIgnored:
-      return;
+    case Effect::kIgnored: return;
     case Effect::kColour:
       if (colour_.size() + sequence.bytes().size() > kMaxColour) colour_.clear();
       colour_ += sequence.bytes();
       return;
-    case Effect::kUpToStart:
-      carriage_return();
-      return up(sequence.count());
-    case Effect::kUp:
-      return up(sequence.count());
-    case Effect::kDownToStart:
-      carriage_return();
-      return down(sequence.count(), sink);
-    case Effect::kDown:
-      return down(sequence.count(), sink);
-    case Effect::kStartOfRow:
-      return carriage_return();
-    case Effect::kEraseRow:
-      return erase_row();
+    case Effect::kUpToStart: carriage_return(); return up(sequence.count());
+    case Effect::kUp: return up(sequence.count());
+    case Effect::kDownToStart: carriage_return(); return down(sequence.count(), sink);
+    case Effect::kDown: return down(sequence.count(), sink);
+    case Effect::kStartOfRow: return carriage_return();
+    case Effect::kEraseRow: return erase_row();
     case Effect::kEraseToEnd:
       if (at_start_) return erase_row();
       return back_up(row());
-    case Effect::kEraseBelow:
-      return erase_below();
+    case Effect::kEraseBelow: return erase_below();
     case Effect::kEraseScreen:  // "clear": the erased rows were output all the same
       return finish_rows(sink);
-    case Effect::kHideCursor:
-      hidden_ = true;
-      return;
+    case Effect::kHideCursor: hidden_ = true; return;
     case Effect::kShowCursor:
       hidden_ = false;
       reach_ = 0;

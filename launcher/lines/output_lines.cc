@@ -77,16 +77,11 @@ void make(std::string_view label, const Label::LabelGroup& group, std::string& t
           std::vector<std::size_t>& holes) {
   const auto value_of = [&](Placeholder placeholder) -> std::string_view {
     switch (placeholder) {
-      case Placeholder::kHost:
-        return group.hosts;
-      case Placeholder::kRank:
-        return group.ranks;
-      case Placeholder::kLocalRank:
-        return group.local_ranks;
-      case Placeholder::kNodeRank:
-        return group.node_ranks;
-      case Placeholder::kStream:
-        return group.stream;
+      case Placeholder::kHost: return group.hosts;
+      case Placeholder::kRank: return group.ranks;
+      case Placeholder::kLocalRank: return group.local_ranks;
+      case Placeholder::kNodeRank: return group.node_ranks;
+      case Placeholder::kStream: return group.stream;
       case Placeholder::kTime:
         // Each line has another time, and only these bytes of the label change.
         holes.push_back(text.size());
@@ -333,23 +328,12 @@ std::size_t sequence_at(std::string_view bytes, std::size_t at) {
 
 void append_control(unsigned char c, std::string& out) {
   switch (c) {
-    case '"':
-      out += "\\\"";
-      return;
-    case '\\':
-      out += "\\\\";
-      return;
-    case '\t':
-      out += "\\t";
-      return;
-    case '\r':
-      out += "\\r";
-      return;
-    case '\n':
-      out += "\\n";
-      return;
-    default:
-      append_escape(c, out);
+    case '"': out += "\\\""; return;
+    case '\\': out += "\\\\"; return;
+    case '\t': out += "\\t"; return;
+    case '\r': out += "\\r"; return;
+    case '\n': out += "\\n"; return;
+    default: append_escape(c, out);
   }
 }
 

@@ -52,14 +52,11 @@ std::string daemon_ended(int status) {
 bool DaemonFrameReader::allowed() const {
   switch (kind_) {
     case DaemonFrame::kInput:
-    case DaemonFrame::kInputEnd:
-      return from_ == FrameSender::kMaster && !stream_ended_;
+    case DaemonFrame::kInputEnd: return from_ == FrameSender::kMaster && !stream_ended_;
     case DaemonFrame::kOutput:
-    case DaemonFrame::kOutputEnd:
-      return from_ == FrameSender::kNode && !over_ && !stream_ended_;
+    case DaemonFrame::kOutputEnd: return from_ == FrameSender::kNode && !over_ && !stream_ended_;
     case DaemonFrame::kErrors:
-    case DaemonFrame::kEnded:
-      return from_ == FrameSender::kNode && !over_;
+    case DaemonFrame::kEnded: return from_ == FrameSender::kNode && !over_;
   }
   return false;
 }

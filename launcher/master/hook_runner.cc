@@ -20,20 +20,13 @@ constexpr std::size_t kMostVariable = 4000;
 std::string_view hook_event(const JournalEvent& event, bool has_run) {
   using Kind = JournalEvent::Kind;
   switch (event.kind) {
-    case Kind::kAttemptRunning:
-      return has_run ? "" : "start";
-    case Kind::kAttemptStopping:
-      return event.failure ? "failure" : "";
-    case Kind::kAttemptStarted:
-      return event.attempt.value_or(0) == 0 ? "" : "restart";
-    case Kind::kNodeLost:
-      return "node-lost";
-    case Kind::kHangNamed:
-      return "hang";
-    case Kind::kJobEnded:
-      return "end";
-    default:
-      return "";
+    case Kind::kAttemptRunning: return has_run ? "" : "start";
+    case Kind::kAttemptStopping: return event.failure ? "failure" : "";
+    case Kind::kAttemptStarted: return event.attempt.value_or(0) == 0 ? "" : "restart";
+    case Kind::kNodeLost: return "node-lost";
+    case Kind::kHangNamed: return "hang";
+    case Kind::kJobEnded: return "end";
+    default: return "";
   }
 }
 

@@ -546,20 +546,14 @@ namespace {
 
 const char* name_of(Supervisor::State state) {
   switch (state) {
-    case Supervisor::State::kConnecting:
-      return "connecting";
-    case Supervisor::State::kBackingOff:
-      return "waiting to restart";
-    case Supervisor::State::kStarting:
-      return "starting";
-    case Supervisor::State::kRunning:
-      return "running";
-    case Supervisor::State::kStopping:
-      return "stopping";
+    case Supervisor::State::kConnecting: return "connecting";
+    case Supervisor::State::kBackingOff: return "waiting to restart";
+    case Supervisor::State::kStarting: return "starting";
+    case Supervisor::State::kRunning: return "running";
+    case Supervisor::State::kStopping: return "stopping";
     case Supervisor::State::kEnding:
     case Supervisor::State::kLeaving:
-    case Supervisor::State::kFinished:
-      return "ending";
+    case Supervisor::State::kFinished: return "ending";
   }
   return "";
 }
@@ -567,22 +561,14 @@ const char* name_of(Supervisor::State state) {
 const char* name_of(const NodeTable::Node& node) {
   if (node.lost) return "lost";
   switch (node.state) {
-    case NodeTable::State::kConnecting:
-      return node.start_step;
-    case NodeTable::State::kUp:
-      return "preparing";
-    case NodeTable::State::kAccepted:
-      return "ready";
-    case NodeTable::State::kSpawned:
-      return "running";
-    case NodeTable::State::kWaiting:
-      return "waiting";
-    case NodeTable::State::kEnded:
-      return "ended";
-    case NodeTable::State::kLeaving:
-      return "leaving";
-    case NodeTable::State::kGone:
-      return "gone";
+    case NodeTable::State::kConnecting: return node.start_step;
+    case NodeTable::State::kUp: return "preparing";
+    case NodeTable::State::kAccepted: return "ready";
+    case NodeTable::State::kSpawned: return "running";
+    case NodeTable::State::kWaiting: return "waiting";
+    case NodeTable::State::kEnded: return "ended";
+    case NodeTable::State::kLeaving: return "leaving";
+    case NodeTable::State::kGone: return "gone";
   }
   return "";
 }

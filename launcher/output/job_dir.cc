@@ -120,10 +120,8 @@ bool is_directory_problem(int reason) {
     case ENAMETOOLONG:
     case ENOENT:  // below /proc
     case ENOTDIR:
-    case EPERM:
-      return true;
-    default:
-      return false;
+    case EPERM: return true;
+    default: return false;
   }
 }
 
@@ -170,17 +168,13 @@ std::string unusable_text(const std::string& path, int reason) {
     there = there.parent_path();
   const std::string name = one_line(there.string());
   switch (reason) {
-    case EROFS:
-      return name + " is read-only";
+    case EROFS: return name + " is read-only";
     case EACCES:
-    case EPERM:
-      return "no permission to write in " + name;
+    case EPERM: return "no permission to write in " + name;
     case ENOENT:  // below /proc
       return "no directory can be created in " + name;
-    case ENOTDIR:
-      return name + " is not a directory";
-    default:
-      return "";
+    case ENOTDIR: return name + " is not a directory";
+    default: return "";
   }
 }
 

@@ -82,29 +82,22 @@ std::string what_happened(const Failure& failure, bool cause) {
       return (by_us ? "stopped by ddplaunch, " : "killed by ") + signal_name(failure.signal) +
              (failure.core_dumped ? " (core dumped)" : "") +
              (failure.evidence.oom.empty() ? "" : ", out of memory");
-    case Failure::Kind::kExec:
-      return "could not be started: " + failure.error.text;
+    case Failure::Kind::kExec: return "could not be started: " + failure.error.text;
     case Failure::Kind::kMisbehaved:
     case Failure::Kind::kNode:
-    case Failure::Kind::kHung:
-      return failure.error.text;
+    case Failure::Kind::kHung: return failure.error.text;
   }
   return {};
 }
 
 int code_of(const Failure& cause) {
   switch (cause.kind) {
-    case Failure::Kind::kExited:
-      return cause.status;
-    case Failure::Kind::kSignaled:
-      return cut_short(cause) ? kExceptionExit : 128 + cause.signal;
-    case Failure::Kind::kMisbehaved:
-      return kExceptionExit;
-    case Failure::Kind::kExec:
-      return exec_exit_code(cause.error.sys);
+    case Failure::Kind::kExited: return cause.status;
+    case Failure::Kind::kSignaled: return cut_short(cause) ? kExceptionExit : 128 + cause.signal;
+    case Failure::Kind::kMisbehaved: return kExceptionExit;
+    case Failure::Kind::kExec: return exec_exit_code(cause.error.sys);
     case Failure::Kind::kNode:
-    case Failure::Kind::kHung:
-      return exit_code_of(cause.error);
+    case Failure::Kind::kHung: return exit_code_of(cause.error);
   }
   return kInternalExit;
 }

@@ -144,9 +144,7 @@ void JobProgress::enter(Phase phase, Time now) {
 void JobProgress::on_event(const JournalEvent& event, Time now) {
   if (cause_ == kNoCause) cause_ = cause_of(event);
   switch (event.kind) {
-    case Kind::kNodeLost:
-      ++sums_.nodes_lost;
-      break;
+    case Kind::kNodeLost: ++sums_.nodes_lost; break;
     case Kind::kAttemptStarted:
       attempt_ = event.attempt.value_or(0);
       // What all ranks had done may have been lost with the attempt: steps up to there count as rework.
@@ -174,9 +172,7 @@ void JobProgress::on_event(const JournalEvent& event, Time now) {
       sums_.spent[at(Phase::kHang)] += quiet;
       break;
     }
-    case Kind::kHangOver:
-      enter(Phase::kTrain, now);
-      break;
+    case Kind::kHangOver: enter(Phase::kTrain, now); break;
     case Kind::kAttemptStopping:
     case Kind::kAttemptEnded: {
       const bool failed = event.kind == Kind::kAttemptStopping ? event.failure : cause_ != kNoCause;
@@ -184,8 +180,7 @@ void JobProgress::on_event(const JournalEvent& event, Time now) {
       enter(Phase::kWait, now);
       break;
     }
-    default:
-      break;
+    default: break;
   }
 }
 

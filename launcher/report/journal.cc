@@ -16,42 +16,24 @@ constexpr std::size_t kReasonBytes = 1000;
 
 const char* name_of(Kind kind) {
   switch (kind) {
-    case Kind::kJobStarted:
-      return "job_started";
-    case Kind::kJobEnded:
-      return "job_ended";
-    case Kind::kNodeJoined:
-      return "node_joined";
-    case Kind::kNodeAbsent:
-      return "node_absent";
-    case Kind::kNodeLost:
-      return "node_lost";
-    case Kind::kNodeReplaced:
-      return "node_replaced";
-    case Kind::kAttemptStarted:
-      return "attempt_started";
-    case Kind::kAttemptRunning:
-      return "attempt_running";
-    case Kind::kAttemptStopping:
-      return "attempt_stopping";
-    case Kind::kAttemptEnded:
-      return "attempt_ended";
-    case Kind::kRankExited:
-      return "rank_exited";
-    case Kind::kLineMatched:
-      return "line_matched";
-    case Kind::kRankSlow:
-      return "rank_slow";
-    case Kind::kRankRecovered:
-      return "rank_recovered";
-    case Kind::kHangFound:
-      return "hang_found";
-    case Kind::kHangNamed:
-      return "hang_named";
-    case Kind::kHangOver:
-      return "hang_over";
-    case Kind::kSignal:
-      return "signal";
+    case Kind::kJobStarted: return "job_started";
+    case Kind::kJobEnded: return "job_ended";
+    case Kind::kNodeJoined: return "node_joined";
+    case Kind::kNodeAbsent: return "node_absent";
+    case Kind::kNodeLost: return "node_lost";
+    case Kind::kNodeReplaced: return "node_replaced";
+    case Kind::kAttemptStarted: return "attempt_started";
+    case Kind::kAttemptRunning: return "attempt_running";
+    case Kind::kAttemptStopping: return "attempt_stopping";
+    case Kind::kAttemptEnded: return "attempt_ended";
+    case Kind::kRankExited: return "rank_exited";
+    case Kind::kLineMatched: return "line_matched";
+    case Kind::kRankSlow: return "rank_slow";
+    case Kind::kRankRecovered: return "rank_recovered";
+    case Kind::kHangFound: return "hang_found";
+    case Kind::kHangNamed: return "hang_named";
+    case Kind::kHangOver: return "hang_over";
+    case Kind::kSignal: return "signal";
   }
   return "";
 }

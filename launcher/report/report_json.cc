@@ -34,18 +34,12 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 const char* what_of(Failure::Kind kind) {
   switch (kind) {
-    case Failure::Kind::kExited:
-      return "exited";
-    case Failure::Kind::kSignaled:
-      return "signaled";
-    case Failure::Kind::kMisbehaved:
-      return "misbehaved";
-    case Failure::Kind::kExec:
-      return "not_executed";
-    case Failure::Kind::kNode:
-      return "node";
-    case Failure::Kind::kHung:
-      return "hung";
+    case Failure::Kind::kExited: return "exited";
+    case Failure::Kind::kSignaled: return "signaled";
+    case Failure::Kind::kMisbehaved: return "misbehaved";
+    case Failure::Kind::kExec: return "not_executed";
+    case Failure::Kind::kNode: return "node";
+    case Failure::Kind::kHung: return "hung";
   }
   return "";
 }
@@ -80,14 +74,10 @@ OrderedJson usage_json(const UsageSummary& usage) {
 
 const char* name_of(HangVerdict::Kind kind) {
   switch (kind) {
-    case HangVerdict::Kind::kActive:
-      return "active";
-    case HangVerdict::Kind::kStalled:
-      return "stalled";
-    case HangVerdict::Kind::kHung:
-      return "hung";
-    case HangVerdict::Kind::kFailed:
-      return "failed";
+    case HangVerdict::Kind::kActive: return "active";
+    case HangVerdict::Kind::kStalled: return "stalled";
+    case HangVerdict::Kind::kHung: return "hung";
+    case HangVerdict::Kind::kFailed: return "failed";
   }
   return "";
 }

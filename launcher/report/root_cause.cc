@@ -445,34 +445,28 @@ bool is_crash(const Failure& failure) {
 
 Blame blame_of(const Failure& failure) {
   switch (failure.kind) {
-    case Failure::Kind::kNode:
-      return Blame::kMachine;
+    case Failure::Kind::kNode: return Blame::kMachine;
     case Failure::Kind::kMisbehaved:
     case Failure::Kind::kExec:
-    case Failure::Kind::kHung:
-      return Blame::kOwn;
+    case Failure::Kind::kHung: return Blame::kOwn;
     case Failure::Kind::kExited:
       if (noticed_a_loss(failure)) return Blame::kEcho;
       if (has_hardware_xid(failure)) return Blame::kMachine;
       if (!failure.evidence.oom.empty()) return Blame::kCrash;  // a child of it
       return has_own_exception(failure) ? Blame::kOwn : Blame::kExitCode;
-    case Failure::Kind::kSignaled:
-      break;
+    case Failure::Kind::kSignaled: break;
   }
   switch (failure.signal) {
     case SIGTERM:
     case SIGINT:
-    case SIGHUP:
-      return has_own_exception(failure) ? Blame::kOwn : Blame::kTerminated;
+    case SIGHUP: return has_own_exception(failure) ? Blame::kOwn : Blame::kTerminated;
     // It wrote to a peer that has gone. Python ignores SIGPIPE, so only native programs die of it.
-    case SIGPIPE:
-      return Blame::kEcho;
+    case SIGPIPE: return Blame::kEcho;
     case SIGABRT:
       if (noticed_a_loss(failure)) return Blame::kEcho;
       if (has_hardware_xid(failure)) return Blame::kMachine;
       return has_own_exception(failure) || has_abort_reason(failure) ? Blame::kOwn : Blame::kAbort;
-    default:
-      return has_hardware_xid(failure) ? Blame::kMachine : Blame::kCrash;
+    default: return has_hardware_xid(failure) ? Blame::kMachine : Blame::kCrash;
   }
 }
 
@@ -515,12 +509,9 @@ std::string signal_meaning(const Failure& failure) {
     case SIGBUS:
       return "its mapped memory has no backing: usually /dev/shm or a disk is full, or a mapped file was "
              "truncated";
-    case SIGFPE:
-      return "a division by zero or the like in native code";
-    case SIGILL:
-      return "an instruction that this CPU does not have: the program was built for another one";
-    case SIGABRT:
-      return "it called abort: a failed check in native code, which its stderr usually names";
+    case SIGFPE: return "a division by zero or the like in native code";
+    case SIGILL: return "an instruction that this CPU does not have: the program was built for another one";
+    case SIGABRT: return "it called abort: a failed check in native code, which its stderr usually names";
     case SIGKILL:
       if (!failure.evidence.oom.empty()) return {};
       return "not sent by ddplaunch, but by another process or by the OOM killer; check dmesg on that host";
@@ -529,16 +520,11 @@ std::string signal_meaning(const Failure& failure) {
     case SIGHUP:
       return "not sent by ddplaunch, but by another process on that host, such as its scheduler or a "
              "shutdown";
-    case SIGPIPE:
-      return "it wrote to a pipe or socket whose reader is closed";
-    case SIGXCPU:
-      return "it used up its limit of CPU time (ulimit -t)";
-    case SIGXFSZ:
-      return "a file that it wrote reached the limit (ulimit -f)";
-    case SIGSYS:
-      return "it made a forbidden system call, for example in a sandbox";
-    default:
-      return {};
+    case SIGPIPE: return "it wrote to a pipe or socket whose reader is closed";
+    case SIGXCPU: return "it used up its limit of CPU time (ulimit -t)";
+    case SIGXFSZ: return "a file that it wrote reached the limit (ulimit -f)";
+    case SIGSYS: return "it made a forbidden system call, for example in a sandbox";
+    default: return {};
   }
 }
 

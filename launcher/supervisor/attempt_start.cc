@@ -134,12 +134,10 @@ Error AttemptStart::no_route_error(std::size_t asked, const std::string& text) c
 
 std::string AttemptStart::awaited_step(std::size_t participant) const {
   switch (phase_) {
-    case Phase::kOpeningStore:
-      return participant == 0 ? "opening the store" : "";
+    case Phase::kOpeningStore: return participant == 0 ? "opening the store" : "";
     case Phase::kProbing:
       return master_.reaches(participant) ? "" : "trying to reach the store on " + nodes_[0].name;
-    case Phase::kReady:
-      break;
+    case Phase::kReady: break;
   }
   return "";
 }

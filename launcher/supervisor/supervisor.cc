@@ -191,15 +191,11 @@ void Supervisor::on(const job::Tick&, Time now) {
 
 void Supervisor::on_deadline(Time now) {
   switch (state_) {
-    case State::kConnecting:
-      return on_join_limit(now);
-    case State::kBackingOff:
-      return gather(now);
-    case State::kStarting:
-      return on_start_deadline(now);
+    case State::kConnecting: return on_join_limit(now);
+    case State::kBackingOff: return gather(now);
+    case State::kStarting: return on_start_deadline(now);
     case State::kStopping:
-    case State::kEnding:
-      return lose_unended(now);
+    case State::kEnding: return lose_unended(now);
     case State::kLeaving:
       for (std::size_t i = 0; i < nodes_.size(); ++i) {
         if (nodes_[i].state == NodeState::kGone) continue;
@@ -254,18 +250,13 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
       if (!polite) failures_.grace_ended_by(cutter);
       return stop_all(false, false, polite ? spec_.stop_grace : milliseconds(0),
                       polite ? "stopped by the user" : "killed by the user", now);
-    case State::kRunning:
-      out_.say(stopping_text(event.number, spec_.stop_grace));
-      [[fallthrough]];
-    case State::kStarting:
-      return stop({StopCause::kUser, Outcome::kUser, stopped, true}, now);
+    case State::kRunning: out_.say(stopping_text(event.number, spec_.stop_grace)); [[fallthrough]];
+    case State::kStarting: return stop({StopCause::kUser, Outcome::kUser, stopped, true}, now);
     case State::kConnecting:
-    case State::kBackingOff:
-      return end(Outcome::kUser, stopped, {}, now);
+    case State::kBackingOff: return end(Outcome::kUser, stopped, {}, now);
     case State::kEnding:
     case State::kLeaving:
-    case State::kFinished:
-      return;
+    case State::kFinished: return;
   }
 }
 

@@ -287,8 +287,7 @@ void Supervisor::end_inspection(Time now) {
   if (purpose == Purpose::kStall || (purpose == Purpose::kHang && !named))
     record({.kind = Journal::kHangNamed, .reason = verdict.text, .hang = verdict});
   switch (purpose) {
-    case Purpose::kAsked:
-      return;
+    case Purpose::kAsked: return;
     case Purpose::kStall:
       out_.say("the job has made no progress for " + format_elapsed(verdict.quiet) + ": " + verdict.text);
       for (const std::string& line : hang_.lines())
@@ -298,8 +297,7 @@ void Supervisor::end_inspection(Time now) {
     case Purpose::kFailed:
       if (verdict.ranks.empty()) failures_.hang_over();  // the failure itself says more
       return stop(attempt_end_, now);
-    case Purpose::kHang:
-      break;
+    case Purpose::kHang: break;
   }
   failures_.job_hung(Error{ErrorCode::kHung, hang_.hung_text(files), 0},
                      {hang_.last_activity(), hang_.found_at()});

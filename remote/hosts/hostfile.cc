@@ -308,15 +308,9 @@ void EntryReader::apply(const HostKey& key, std::size_t key_offset, const std::s
     return;
   }
   switch (key.key) {
-    case Key::kSlots:
-      host_.slots = slot_count(value, offset, key.name);
-      break;
-    case Key::kMaxSlots:
-      host_.max_slots = slot_count(value, offset, key.name);
-      break;
-    case Key::kPort:
-      apply_port(value, offset);
-      break;
+    case Key::kSlots: host_.slots = slot_count(value, offset, key.name); break;
+    case Key::kMaxSlots: host_.max_slots = slot_count(value, offset, key.name); break;
+    case Key::kPort: apply_port(value, offset); break;
     case Key::kUser:
       host_.user = value;
       if (!is_user_name(value)) fail(offset, quote(value) + " is not a user name");
@@ -325,25 +319,15 @@ void EntryReader::apply(const HostKey& key, std::size_t key_offset, const std::s
       host_.jump = value;
       if (const std::string wrong = jump_error(value); !wrong.empty()) fail(offset, wrong);
       break;
-    case Key::kAddress:
-      apply_address(value, offset);
-      break;
-    case Key::kIdentity:
-      host_.identity = value;
-      break;
+    case Key::kAddress: apply_address(value, offset); break;
+    case Key::kIdentity: host_.identity = value; break;
     case Key::kChdir:
       host_.chdir = value;
       if (value.front() != '/') fail(offset, "chdir=" + value + ": a path on the node must begin with /");
       break;
-    case Key::kGpus:
-      apply_gpus(value, offset);
-      break;
-    case Key::kWrapper:
-      apply_wrapper(value, offset);
-      break;
-    case Key::kSetup:
-      host_.setup = value;
-      break;
+    case Key::kGpus: apply_gpus(value, offset); break;
+    case Key::kWrapper: apply_wrapper(value, offset); break;
+    case Key::kSetup: host_.setup = value; break;
   }
 }
 

@@ -323,24 +323,15 @@ namespace {
 
 std::optional<std::string> percent_token(char token, const SshTokens& tokens) {
   switch (token) {
-    case '%':
-      return "%";
-    case 'd':
-      return tokens.home;
-    case 'h':
-      return tokens.host_name;
-    case 'n':
-      return tokens.given_name;
-    case 'k':
-      return tokens.key_alias.empty() ? tokens.given_name : tokens.key_alias;
-    case 'p':
-      return std::to_string(tokens.port);
-    case 'r':
-      return tokens.remote_user;
-    case 'u':
-      return tokens.local_user;
-    default:
-      return std::nullopt;
+    case '%': return "%";
+    case 'd': return tokens.home;
+    case 'h': return tokens.host_name;
+    case 'n': return tokens.given_name;
+    case 'k': return tokens.key_alias.empty() ? tokens.given_name : tokens.key_alias;
+    case 'p': return std::to_string(tokens.port);
+    case 'r': return tokens.remote_user;
+    case 'u': return tokens.local_user;
+    default: return std::nullopt;
   }
 }
 

@@ -72,22 +72,14 @@ SshKey::SshKey(std::string path, ssh_key_struct* key, Problem problem, unsigned 
 
 std::string SshKey::problem_text() const {
   switch (problem_) {
-    case Problem::kNone:
-      break;
-    case Problem::kEncrypted:
-      return "is encrypted";
-    case Problem::kUnreadable:
-      return "cannot be read";
-    case Problem::kAbsent:
-      return "does not exist";
-    case Problem::kOpen:
-      return "is open to others, so ssh does not use it either";
-    case Problem::kNoFile:
-      return "is not a regular file";
-    case Problem::kPublic:
-      return "is a public key, and its private key is missing here";
-    case Problem::kUnknown:
-      return "is not a private key that libssh can use";
+    case Problem::kNone: break;
+    case Problem::kEncrypted: return "is encrypted";
+    case Problem::kUnreadable: return "cannot be read";
+    case Problem::kAbsent: return "does not exist";
+    case Problem::kOpen: return "is open to others, so ssh does not use it either";
+    case Problem::kNoFile: return "is not a regular file";
+    case Problem::kPublic: return "is a public key, and its private key is missing here";
+    case Problem::kUnknown: return "is not a private key that libssh can use";
   }
   return {};
 }
@@ -376,8 +368,7 @@ std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget
   const std::string place = witness == nullptr ? "" : witness->file + ":" + std::to_string(witness->line);
   std::string text = target.label + ": ";
   switch (target.known.verify(key->type, key->base64)) {
-    case KeyVerdict::kKnown:
-      return std::nullopt;
+    case KeyVerdict::kKnown: return std::nullopt;
     case KeyVerdict::kUnknown:
       if (target.accept_new_host_keys) {
         // UserKnownHostsFile none: the user wants no key to be remembered.

@@ -194,16 +194,14 @@ std::string SshSession::late_text(const std::string& limit) const {
                "; check the port, and whether sshd there hangs";
       }
       return where + "the key exchange with " + endpoint().text + " did not finish" + limit;
-    case Step::kLogin:
-      return where + "the login at " + endpoint().text + " did not finish" + limit;
+    case Step::kLogin: return where + "the login at " + endpoint().text + " did not finish" + limit;
     case Step::kAgent:
       return where + "the login at " + endpoint().text + " did not finish" + limit +
              "; check whether the ssh-agent waits for a touch or a passphrase";
     case Step::kOpen:
     case Step::kExecute:
     case Step::kRun:
-    case Step::kDone:
-      break;
+    case Step::kDone: break;
   }
   return where + endpoint().text + " accepted the login, but did not run the command" + limit;
 }
@@ -392,25 +390,14 @@ void SshSession::advance() {
   for (;;) {
     StepResult progress = StepResult::kStop;
     switch (step_) {
-      case Step::kGreet:
-        progress = greet();
-        break;
-      case Step::kLogin:
-        progress = login();
-        break;
-      case Step::kOpen:
-        progress = open_channel();
-        break;
-      case Step::kExecute:
-        progress = execute();
-        break;
-      case Step::kRun:
-        progress = run();
-        break;
+      case Step::kGreet: progress = greet(); break;
+      case Step::kLogin: progress = login(); break;
+      case Step::kOpen: progress = open_channel(); break;
+      case Step::kExecute: progress = execute(); break;
+      case Step::kRun: progress = run(); break;
       case Step::kConnect:
       case Step::kAgent:
-      case Step::kDone:
-        break;
+      case Step::kDone: break;
     }
     if (progress == StepResult::kStop) return;
     if (progress != StepResult::kAgain) continue;
@@ -476,11 +463,8 @@ SshSession::StepResult SshSession::login() {
       continue;
     }
     switch (ssh_userauth_publickey(session_, nullptr, key.get())) {
-      case SSH_AUTH_AGAIN:
-        return StepResult::kAgain;
-      case SSH_AUTH_SUCCESS:
-        step_ = Step::kOpen;
-        return StepResult::kNext;
+      case SSH_AUTH_AGAIN: return StepResult::kAgain;
+      case SSH_AUTH_SUCCESS: step_ = Step::kOpen; return StepResult::kNext;
       case SSH_AUTH_PARTIAL:
         offered_ = ssh_userauth_list(session_, nullptr);
         if ((offered_ & SSH_AUTH_METHOD_PUBLICKEY) == 0) return second_factor();
@@ -490,8 +474,7 @@ SshSession::StepResult SshSession::login() {
         offered_ = ssh_userauth_list(session_, nullptr);
         ++key_;
         break;
-      default:
-        return stop_with(login_broken());
+      default: return stop_with(login_broken());
     }
   }
   if (!target_.agent_socket.empty() && !agent_asked_) return lend_to_agent();
@@ -587,18 +570,15 @@ SshSession::StepResult SshSession::hand_over() {
 
 SshSession::StepResult SshSession::run() {
   switch (pump_->move()) {
-    case SshPump::State::kRunning:
-      return StepResult::kAgain;
+    case SshPump::State::kRunning: return StepResult::kAgain;
     case SshPump::State::kMore: {
       auto self = shared_from_this();
       // The pump has more to move. By way of the loop, so that other sessions of this thread get their turn.
       asio::post(io_, [self] { self->advance(); });
       return StepResult::kStop;
     }
-    case SshPump::State::kClosed:
-      return stop_at_end({pump_->status(), std::nullopt});
-    case SshPump::State::kBroken:
-      break;
+    case SshPump::State::kClosed: return stop_at_end({pump_->status(), std::nullopt});
+    case SshPump::State::kBroken: break;
   }
   // A server may close the connection right after the channel.
   if (pump_->ended() && pump_->status()) return stop_at_end({pump_->status(), std::nullopt});

@@ -46,10 +46,8 @@ bool read_nonce(std::string_view text, std::array<std::uint8_t, 16>& nonce) {
 
 std::string_view role_name(LinkRole role) {
   switch (role) {
-    case LinkRole::kAgent:
-      return "agent";
-    case LinkRole::kMaster:
-      return "master";
+    case LinkRole::kAgent: return "agent";
+    case LinkRole::kMaster: return "master";
   }
   return "?";
 }
@@ -394,14 +392,12 @@ std::string refusal_line(LinkRefusal refusal, const std::string& address,
              ": its token differs from ours (" + token_text(here, ", check ", "") + ")";
     case LinkRefusal::kOtherJob:
       return who + " connected to " + here.where + ", where another job runs; refused" + detail;
-    case LinkRefusal::kOtherRole:
-      return who + " has the wrong role for " + here.where + "; refused" + detail;
+    case LinkRefusal::kOtherRole: return who + " has the wrong role for " + here.where + "; refused" + detail;
     case LinkRefusal::kOtherLink:
       return who + " has another version of the link protocol than this ddplaunch; refused at " + here.where;
     case LinkRefusal::kHttp:
       return who + " sent HTTP to " + here.where + detail + ", which is not a web server or proxy; closed";
-    case LinkRefusal::kPlain:
-      return who + " did not use TLS with " + here.where + detail + "; closed";
+    case LinkRefusal::kPlain: return who + " did not use TLS with " + here.where + detail + "; closed";
     case LinkRefusal::kOtherTls:
       return who + " used TLS with " + here.where + " but is not ddplaunch" + detail + "; refused";
     case LinkRefusal::kSilent:
@@ -451,20 +447,15 @@ std::string join_refusal_text(LinkRefusal refusal, const LinkSide& here) {
       return "the program that answers at " + here.where +
              " is not ddplaunch with a token. Check MASTER_ADDR and MASTER_PORT, and that the other side was "
              "not started with --insecure";
-    case LinkRefusal::kSilent:
-      return here.where + " accepted the connection but did not answer in time";
+    case LinkRefusal::kSilent: return here.where + " accepted the connection but did not answer in time";
     case LinkRefusal::kEvicted:
-    case LinkRefusal::kTooMany:
-      return here.where + " has too many connections now; try again later";
-    case LinkRefusal::kBroken:
-      return here.where + " closed the connection before it answered";
+    case LinkRefusal::kTooMany: return here.where + " has too many connections now; try again later";
+    case LinkRefusal::kBroken: return here.where + " closed the connection before it answered";
     case LinkRefusal::kBadHello:
       return here.where + " accepted the link but did not answer" +
              (to_daemon ? "; the reason is in the daemon's log there (journalctl --user -u ddplaunchd)" : "");
-    case LinkRefusal::kNoAgent:
-      return "the daemon could not start an agent there";
-    default:
-      return here.where + " refused this node";
+    case LinkRefusal::kNoAgent: return "the daemon could not start an agent there";
+    default: return here.where + " refused this node";
   }
 }
 

@@ -308,21 +308,15 @@ ErrorCode code_of(LinkRefusal refusal) {
     case LinkRefusal::kOtherTls:
     case LinkRefusal::kPlain:
     case LinkRefusal::kHttp:
-    case LinkRefusal::kOtherVersion:
-      return ErrorCode::kAgentMismatch;
+    case LinkRefusal::kOtherVersion: return ErrorCode::kAgentMismatch;
     case LinkRefusal::kTaken:
     case LinkRefusal::kOutOfRange:
     case LinkRefusal::kFull:
-    case LinkRefusal::kOtherSize:
-      return ErrorCode::kUsage;
-    case LinkRefusal::kNoAgent:
-      return ErrorCode::kAgentMissing;
-    case LinkRefusal::kBadHello:
-      return ErrorCode::kLinkLost;
-    case LinkRefusal::kSilent:
-      return ErrorCode::kTimeout;
-    default:
-      return ErrorCode::kUnreachable;
+    case LinkRefusal::kOtherSize: return ErrorCode::kUsage;
+    case LinkRefusal::kNoAgent: return ErrorCode::kAgentMissing;
+    case LinkRefusal::kBadHello: return ErrorCode::kLinkLost;
+    case LinkRefusal::kSilent: return ErrorCode::kTimeout;
+    default: return ErrorCode::kUnreachable;
   }
 }
 

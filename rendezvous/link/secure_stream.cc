@@ -302,12 +302,9 @@ Result<std::unique_ptr<SecureStream>> SecureStream::make(TlsRole end, Start star
 
 SecureStream::Want SecureStream::wanted(int result) {
   switch (SSL_get_error(ssl_.get(), result)) {
-    case SSL_ERROR_WANT_READ:
-      return Want::kRead;
-    case SSL_ERROR_WANT_WRITE:
-      return Want::kWrite;
-    default:
-      return Want::kFailed;
+    case SSL_ERROR_WANT_READ: return Want::kRead;
+    case SSL_ERROR_WANT_WRITE: return Want::kWrite;
+    default: return Want::kFailed;
   }
 }
 

@@ -45,18 +45,14 @@ Share unset_share(const NodeSlots& node) {
 
 Share share_of(const NodeSlots& node, const ProcsWanted& wanted) {
   switch (wanted.rule) {
-    case ProcsRule::kUnset:
-      return unset_share(node);
-    case ProcsRule::kNumber:
-      return {wanted.number, "--nproc-per-node " + std::to_string(wanted.number)};
+    case ProcsRule::kUnset: return unset_share(node);
+    case ProcsRule::kNumber: return {wanted.number, "--nproc-per-node " + std::to_string(wanted.number)};
     case ProcsRule::kAuto: {
       const Share gpus = by_gpus(node, wanted.oversubscribe);
       return gpus.processes > 0 ? gpus : by_cpus(node, wanted.oversubscribe);
     }
-    case ProcsRule::kGpu:
-      return by_gpus(node, wanted.oversubscribe);
-    case ProcsRule::kCpu:
-      return by_cpus(node, wanted.oversubscribe);
+    case ProcsRule::kGpu: return by_gpus(node, wanted.oversubscribe);
+    case ProcsRule::kCpu: return by_cpus(node, wanted.oversubscribe);
   }
   return {};
 }

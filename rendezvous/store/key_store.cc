@@ -109,51 +109,25 @@ Result<> KeyStore::handle(StoreConnectionId from, const StoreRequest& request, s
 Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request, std::string& reply,
                             Notices& notices) {
   switch (request.op) {
-    case StoreOp::kValidate:
-      return {};
-    case StoreOp::kSet:
-      return put(request.keys[0], request.values[0], notices);
-    case StoreOp::kCompareSet:
-      return compare_set(request, reply, notices);
+    case StoreOp::kValidate: return {};
+    case StoreOp::kSet: return put(request.keys[0], request.values[0], notices);
+    case StoreOp::kCompareSet: return compare_set(request, reply, notices);
     case StoreOp::kGet:
-    case StoreOp::kMultiGet:
-      return multi_get(request, reply);
-    case StoreOp::kAdd:
-      return add(request, reply, notices);
-    case StoreOp::kCheck:
-      check(request, reply);
-      return {};
-    case StoreOp::kWait:
-      wait(from, request, reply);
-      return {};
-    case StoreOp::kNumKeys:
-      put_count(reply, values_.size());
-      return {};
-    case StoreOp::kDeleteKey:
-      delete_key(request, reply);
-      return {};
-    case StoreOp::kAppend:
-      return append(request, notices);
-    case StoreOp::kMultiSet:
-      return multi_set(request, notices);
-    case StoreOp::kCancelWait:
-      put_u8(reply, kWaitCanceled);
-      return {};
-    case StoreOp::kPing:
-      put_u32(reply, static_cast<std::uint32_t>(request.number));
-      return {};
-    case StoreOp::kQueuePush:
-      return queue_push(request, notices);
-    case StoreOp::kQueuePop:
-      queue_pop(request, reply);
-      return {};
-    case StoreOp::kQueueLen:
-      queue_length(request, reply);
-      return {};
-    case StoreOp::kListKeys:
-      return list_keys(reply);
-    case StoreOp::kBarrier:
-      return barrier(from, request, reply, notices);
+    case StoreOp::kMultiGet: return multi_get(request, reply);
+    case StoreOp::kAdd: return add(request, reply, notices);
+    case StoreOp::kCheck: check(request, reply); return {};
+    case StoreOp::kWait: wait(from, request, reply); return {};
+    case StoreOp::kNumKeys: put_count(reply, values_.size()); return {};
+    case StoreOp::kDeleteKey: delete_key(request, reply); return {};
+    case StoreOp::kAppend: return append(request, notices);
+    case StoreOp::kMultiSet: return multi_set(request, notices);
+    case StoreOp::kCancelWait: put_u8(reply, kWaitCanceled); return {};
+    case StoreOp::kPing: put_u32(reply, static_cast<std::uint32_t>(request.number)); return {};
+    case StoreOp::kQueuePush: return queue_push(request, notices);
+    case StoreOp::kQueuePop: queue_pop(request, reply); return {};
+    case StoreOp::kQueueLen: queue_length(request, reply); return {};
+    case StoreOp::kListKeys: return list_keys(reply);
+    case StoreOp::kBarrier: return barrier(from, request, reply, notices);
   }
   DDP_REQUIRE(false && "the decoder produces only operations of the store", request.op);
   return {};

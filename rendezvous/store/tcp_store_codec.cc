@@ -155,12 +155,9 @@ bool StoreDecoder::distinguish_old_dialects(std::uint8_t opcode) {
 
 Result<bool> StoreDecoder::parse_field(Field field) {
   switch (field) {
-    case Field::kNone:
-      return true;
-    case Field::kKey:
-      return parse_key(kMaxStoreRequest);
-    case Field::kValue:
-      return parse_value();
+    case Field::kNone: return true;
+    case Field::kKey: return parse_key(kMaxStoreRequest);
+    case Field::kValue: return parse_value();
     case Field::kI64:
     case Field::kU32: {
       const std::size_t size = field == Field::kI64 ? 8 : 4;
@@ -169,10 +166,8 @@ Result<bool> StoreDecoder::parse_field(Field field) {
       cursor_ += size;
       return true;
     }
-    case Field::kKeyList:
-      return parse_list(false);
-    case Field::kPairList:
-      return parse_list(true);
+    case Field::kKeyList: return parse_list(false);
+    case Field::kPairList: return parse_list(true);
   }
   return true;
 }

@@ -20,22 +20,14 @@ using Json = nlohmann::ordered_json;
 
 const char* completion_text(ddp::Completion completion) {
   switch (completion) {
-    case ddp::Completion::kNothing:
-      return "nothing";
-    case ddp::Completion::kFile:
-      return "file";
-    case ddp::Completion::kDirectory:
-      return "directory";
-    case ddp::Completion::kHostfile:
-      return "hostfile";
-    case ddp::Completion::kHost:
-      return "host";
-    case ddp::Completion::kJobId:
-      return "job_id";
-    case ddp::Completion::kRank:
-      return "rank";
-    case ddp::Completion::kProgram:
-      return "program";
+    case ddp::Completion::kNothing: return "nothing";
+    case ddp::Completion::kFile: return "file";
+    case ddp::Completion::kDirectory: return "directory";
+    case ddp::Completion::kHostfile: return "hostfile";
+    case ddp::Completion::kHost: return "host";
+    case ddp::Completion::kJobId: return "job_id";
+    case ddp::Completion::kRank: return "rank";
+    case ddp::Completion::kProgram: return "program";
   }
   return "nothing";
 }

@@ -36,18 +36,10 @@ CollectiveOrder order_of(Input& input, int rank, int world, std::vector<float>& 
   order.add = vector_sum<float>().add;
   order.kind = CollectiveKind::kAllReduce;
   switch (kind) {
-    case 0:
-      order.schedule = ring_reduce_scatter(rank, world);
-      break;
-    case 1:
-      order.schedule = halving_reduce_scatter(rank, world);
-      break;
-    case 2:
-      order.schedule = ring_all_gather(rank, world);
-      break;
-    case 3:
-      order.schedule = doubling_all_gather(rank, world);
-      break;
+    case 0: order.schedule = ring_reduce_scatter(rank, world); break;
+    case 1: order.schedule = halving_reduce_scatter(rank, world); break;
+    case 2: order.schedule = ring_all_gather(rank, world); break;
+    case 3: order.schedule = doubling_all_gather(rank, world); break;
     case 4:
       order.parts = 1;
       order.schedule = tree_broadcast(rank, world, input.byte() % world);

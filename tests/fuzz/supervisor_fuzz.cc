@@ -96,12 +96,9 @@ class FuzzedJob {
     const std::size_t node = bytes_.below(static_cast<unsigned>(nodes_.size()));
     switch (bytes_.below(16)) {
       case 0:
-      case 1:
-        return unusual_word(node);
-      case 2:
-        return exit_of(node);
-      case 3:
-        return go(node, bytes_.below(2) == 0);
+      case 1: return unusual_word(node);
+      case 2: return exit_of(node);
+      case 3: return go(node, bytes_.below(2) == 0);
       case 4:
         if (nodes_[node].called) come_up(node);
         return;
@@ -110,16 +107,13 @@ class FuzzedJob {
         for (std::size_t i = 0; i < nodes_.size(); ++i)
           if (nodes_[i].up) step(job::NodeHeartbeat{i, nodes_[i].incarnation});
         return step(job::Tick{});
-      case 6:
-        return tick();
+      case 6: return tick();
       case 7:
         if (bytes_.below(16) == 0) step(job::UserSignal{bytes_.below(2) == 0 ? SIGINT : SIGUSR1});
         if (bytes_.below(8) == 0)
           step(job::WatchedLine{node, nodes_[node].attempt, bytes_.below(8), bytes_.below(3), "line", now_});
         return;
-      default:
-        obey(node);
-        return;
+      default: obey(node); return;
     }
   }
 

@@ -114,27 +114,13 @@ void live(std::string_view bytes) {
     const std::uint32_t near = attempt + (verb >> 6) - 1;  // possibly stale, or not yet begun
     bytes.remove_prefix(1);
     switch (verb % 12) {
-      case 0:
-        line(WorkerHello{1 + (verb >> 7), 7, (verb & 64) == 0, (verb & 32) != 0});
-        break;
-      case 1:
-        session.begin({++attempt, 0, 1, 0, 1, 0, 1, "h:1", true, std::nullopt});
-        break;
-      case 2:
-        session.revoke({near, "lost", 5000});
-        break;
-      case 3:
-        line(WorkerRevoked{near, 3});
-        break;
-      case 4:
-        line(WorkerReady{near});
-        break;
-      case 5:
-        line(WorkerTrouble{near, "broken", {1}, (verb & 32) == 0});
-        break;
-      case 6:
-        line(WorkerStep{verb, "forward"});
-        break;
+      case 0: line(WorkerHello{1 + (verb >> 7), 7, (verb & 64) == 0, (verb & 32) != 0}); break;
+      case 1: session.begin({++attempt, 0, 1, 0, 1, 0, 1, "h:1", true, std::nullopt}); break;
+      case 2: session.revoke({near, "lost", 5000}); break;
+      case 3: line(WorkerRevoked{near, 3}); break;
+      case 4: line(WorkerReady{near}); break;
+      case 5: line(WorkerTrouble{near, "broken", {1}, (verb & 32) == 0}); break;
+      case 6: line(WorkerStep{verb, "forward"}); break;
       case 7:
         if (verb > 200) session.stop({"user", 1});
         break;

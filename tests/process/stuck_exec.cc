@@ -46,21 +46,14 @@ void answer(int fuse, std::uint64_t unique, const void* body, std::size_t size) 
     attributes.attr.mode = S_IFREG | 0644;
     attributes.attr.nlink = 1;
     switch (head.opcode) {
-      case FUSE_INIT:
-        answer(fuse, head.unique, &init, sizeof init);
-        break;
-      case FUSE_OPEN:
-        answer(fuse, head.unique, &opened, sizeof opened);
-        break;
-      case FUSE_GETATTR:
-        answer(fuse, head.unique, &attributes, sizeof attributes);
-        break;
+      case FUSE_INIT: answer(fuse, head.unique, &init, sizeof init); break;
+      case FUSE_OPEN: answer(fuse, head.unique, &opened, sizeof opened); break;
+      case FUSE_GETATTR: answer(fuse, head.unique, &attributes, sizeof attributes); break;
       case FUSE_FLUSH:
         if (write(3, "r", 1) != 1) _exit(9);
         for (;;)
           pause();
-      default:
-        answer(fuse, head.unique, nullptr, 0);
+      default: answer(fuse, head.unique, nullptr, 0);
     }
   }
 }

@@ -225,8 +225,7 @@ void SurvivorsWorld::round_done(SimWorker& worker, const SimOutcome& outcome) {
     case Activity::kLoading:
     case Activity::kIdle:
     case Activity::kTroubled:
-    case Activity::kLeavingAttempt:
-      return;
+    case Activity::kLeavingAttempt: return;
   }
 }
 

@@ -232,12 +232,8 @@ std::uint64_t written_out_size(std::string_view regex) {
         outside.pop_back();
         break;
       case '*':
-      case '?':
-        ++last;
-        break;
-      case '+':
-        last *= 2;
-        break;
+      case '?': ++last; break;
+      case '+': last *= 2; break;
       case '{': {
         const std::size_t end = std::min(regex.find('}', at), regex.size());
         last *= std::max<std::uint64_t>(1, times_of(regex.substr(at + 1, end - at - 1)));
@@ -252,8 +248,7 @@ std::uint64_t written_out_size(std::string_view regex) {
         ++at;
         add(1);
         break;
-      default:
-        add(1);
+      default: add(1);
     }
   }
   return std::accumulate(outside.begin(), outside.end(), before + last);

@@ -754,33 +754,24 @@ int run_verb(Verb verb, const std::vector<std::string>& args, const ProcessConte
     case Verb::kHosts:
     case Verb::kPs:
     case Verb::kMcp:
-    case Verb::kRm:
-      break;
-    case Verb::kStatus:
-      return status(options, *job);
-    case Verb::kTop:
-      return top(options, *job);
+    case Verb::kRm: break;
+    case Verb::kStatus: return status(options, *job);
+    case Verb::kTop: return top(options, *job);
     case Verb::kLogs: {
       if (options.follow && state_of(*job).kind == Kind::kElsewhere)
         return fail({ErrorCode::kUsage, out_of_reach(*job, state_of(*job), verb)});
       const auto printed = print_logs(options, *job);
       return printed ? 0 : fail(printed.error());
     }
-    case Verb::kStop:
-      return stop(options, *job);
-    case Verb::kWait:
-      return wait(options, *job);
-    case Verb::kAttach:
-      return attach(options, *job);
+    case Verb::kStop: return stop(options, *job);
+    case Verb::kWait: return wait(options, *job);
+    case Verb::kAttach: return attach(options, *job);
     case Verb::kReport:
-    case Verb::kDashboard:
-      return show_page(verb, options, *job);
+    case Verb::kDashboard: return show_page(verb, options, *job);
     case Verb::kHang:
     case Verb::kExec:
-    case Verb::kStacks:
-      return ask_running(verb, options, *job);
-    case Verb::kClean:
-      return clean(options, *job, jobs, context, clean_hosts);
+    case Verb::kStacks: return ask_running(verb, options, *job);
+    case Verb::kClean: return clean(options, *job, jobs, context, clean_hosts);
   }
   return 0;
 }

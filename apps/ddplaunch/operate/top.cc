@@ -80,18 +80,12 @@ struct Text {
 
 const char* begin_of(Colour colour) {
   switch (colour) {
-    case Colour::kNone:
-      return "";
-    case Colour::kGood:
-      return "\x1b[32m";
-    case Colour::kDoubtful:
-      return "\x1b[33m";
-    case Colour::kBad:
-      return "\x1b[1;31m";
-    case Colour::kHead:
-      return "\x1b[1m";
-    case Colour::kChosen:
-      return "\x1b[7m";
+    case Colour::kNone: return "";
+    case Colour::kGood: return "\x1b[32m";
+    case Colour::kDoubtful: return "\x1b[33m";
+    case Colour::kBad: return "\x1b[1;31m";
+    case Colour::kHead: return "\x1b[1m";
+    case Colour::kChosen: return "\x1b[7m";
   }
   return "";
 }
@@ -629,12 +623,8 @@ TopView::Wish TopView::on_key(Key key, char letter) {
   if (std::exchange(asks_stop_, false))
     return key == Key::kLetter && (letter == 'y' || letter == 'Y') ? Wish::kStop : Wish::kNothing;
   switch (key) {
-    case Key::kUp:
-      move(-1);
-      return Wish::kNothing;
-    case Key::kDown:
-      move(1);
-      return Wish::kNothing;
+    case Key::kUp: move(-1); return Wish::kNothing;
+    case Key::kDown: move(1); return Wish::kNothing;
     case Key::kEnter:
       if (const Json* const node = chosen_node(); node != nullptr && !shows_ranks_) {
         if (at(*node, "node").is_string()) chosen_ = at(*node, "node").get<std::string>();
@@ -642,33 +632,18 @@ TopView::Wish TopView::on_key(Key key, char letter) {
         chosen_rank_ = 0;
       }
       return Wish::kNothing;
-    case Key::kEscape:
-      shows_ranks_ = false;
-      return Wish::kNothing;
-    case Key::kLetter:
-      break;
+    case Key::kEscape: shows_ranks_ = false; return Wish::kNothing;
+    case Key::kLetter: break;
   }
   switch (letter) {
-    case 'q':
-      return Wish::kQuit;
-    case 'k':
-      move(-1);
-      return Wish::kNothing;
-    case 'j':
-      move(1);
-      return Wish::kNothing;
-    case 's':
-      order_ = (order_ + 1) % std::size(kOrders);
-      return Wish::kNothing;
-    case 'o':
-      return Wish::kOutput;
-    case 't':
-      return Wish::kStacks;
-    case 'x':
-      asks_stop_ = true;
-      return Wish::kNothing;
-    default:
-      return Wish::kNothing;
+    case 'q': return Wish::kQuit;
+    case 'k': move(-1); return Wish::kNothing;
+    case 'j': move(1); return Wish::kNothing;
+    case 's': order_ = (order_ + 1) % std::size(kOrders); return Wish::kNothing;
+    case 'o': return Wish::kOutput;
+    case 't': return Wish::kStacks;
+    case 'x': asks_stop_ = true; return Wish::kNothing;
+    default: return Wish::kNothing;
   }
 }
 
@@ -822,10 +797,8 @@ bool show_top(const TopJob& job) {
     draw(view, screen.has_keys());
     for (const TopKey& key : read_keys(screen.wait(due, open))) {
       switch (view.on_key(key.key, key.letter)) {
-        case TopView::Wish::kNothing:
-          break;
-        case TopView::Wish::kQuit:
-          return false;
+        case TopView::Wish::kNothing: break;
+        case TopView::Wish::kQuit: return false;
         case TopView::Wish::kOutput:
           show_aside(
               screen, [&] { job.print_output(view.rank(), launcher::terminal_size(STDOUT_FILENO).rows); },

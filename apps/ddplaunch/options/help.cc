@@ -23,14 +23,11 @@ constexpr std::size_t kWidth = 100;
 // Returns the number of workers on one host if it is known before the node has answered.
 std::optional<int> workers_on(const remote::Host& host, const JobSpec& spec) {
   switch (spec.nproc.kind) {
-    case ProcsPerNode::Kind::kNumber:
-      return spec.nproc.number;
-    case ProcsPerNode::Kind::kUnset:
-      return usable_slots(host);
+    case ProcsPerNode::Kind::kNumber: return spec.nproc.number;
+    case ProcsPerNode::Kind::kUnset: return usable_slots(host);
     case ProcsPerNode::Kind::kAuto:
     case ProcsPerNode::Kind::kGpu:
-    case ProcsPerNode::Kind::kCpu:
-      return std::nullopt;
+    case ProcsPerNode::Kind::kCpu: return std::nullopt;
   }
   return std::nullopt;
 }
@@ -112,17 +109,10 @@ std::string command_text(const WorkerCommand& command) {
   std::vector<std::string> words;
   const std::string python = command.python.empty() ? "python3" : command.python;
   switch (command.kind) {
-    case WorkerCommand::Kind::kProgram:
-      break;
-    case WorkerCommand::Kind::kPython:
-      words = {python, "-u"};
-      break;
-    case WorkerCommand::Kind::kModule:
-      words = {python, "-u", "-m"};
-      break;
-    case WorkerCommand::Kind::kTrain:
-      words = {"train"};
-      break;
+    case WorkerCommand::Kind::kProgram: break;
+    case WorkerCommand::Kind::kPython: words = {python, "-u"}; break;
+    case WorkerCommand::Kind::kModule: words = {python, "-u", "-m"}; break;
+    case WorkerCommand::Kind::kTrain: words = {"train"}; break;
   }
   words.insert(words.end(), command.argv.begin(), command.argv.end());
   if (auto quoted = remote::shell_quote(words)) return *quoted;

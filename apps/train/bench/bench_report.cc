@@ -198,16 +198,13 @@ std::size_t parts_of(BenchOperation operation, int world) {
 double bus_factor(BenchOperation operation, int world) {
   const double others = static_cast<double>(world - 1) / world;
   switch (operation) {
-    case BenchOperation::kAllReduce:
-      return 2 * others;
+    case BenchOperation::kAllReduce: return 2 * others;
     case BenchOperation::kAllGather:
     case BenchOperation::kReduceScatter:
-    case BenchOperation::kAllToAll:
-      return others;
+    case BenchOperation::kAllToAll: return others;
     case BenchOperation::kBroadcast:
     case BenchOperation::kSendReceive:
-    case BenchOperation::kPairs:
-      return 1;
+    case BenchOperation::kPairs: return 1;
   }
   return 1;
 }

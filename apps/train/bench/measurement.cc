@@ -38,12 +38,9 @@ Result<std::unique_ptr<BenchMemory>> BenchMemory::make(Communicator& communicato
 std::string BenchMemory::registration() const {
   if (device_ == nullptr) return "";
   switch (device_->memory().registration) {
-    case DeviceMemory::RegistrationKind::kWindow:
-      return "windows";
-    case DeviceMemory::RegistrationKind::kRegistered:
-      return "registered";
-    case DeviceMemory::RegistrationKind::kNone:
-      break;
+    case DeviceMemory::RegistrationKind::kWindow: return "windows";
+    case DeviceMemory::RegistrationKind::kRegistered: return "registered";
+    case DeviceMemory::RegistrationKind::kNone: break;
   }
   return "not registered";
 }
@@ -148,18 +145,13 @@ class MeasuredOperation {
     const auto bytes = memory_.bytes().first(this->bytes());
     const std::span numbers(reinterpret_cast<float*>(bytes.data()), count_);
     switch (kind_) {
-      case BenchOperation::kAllReduce:
-        return communicator.all_reduce_sum(numbers);
-      case BenchOperation::kAllGather:
-        return communicator.all_gather_parts(bytes);
-      case BenchOperation::kReduceScatter:
-        return communicator.reduce_scatter_sum(numbers);
-      case BenchOperation::kBroadcast:
-        return communicator.broadcast(bytes, 0);
+      case BenchOperation::kAllReduce: return communicator.all_reduce_sum(numbers);
+      case BenchOperation::kAllGather: return communicator.all_gather_parts(bytes);
+      case BenchOperation::kReduceScatter: return communicator.reduce_scatter_sum(numbers);
+      case BenchOperation::kBroadcast: return communicator.broadcast(bytes, 0);
       case BenchOperation::kAllToAll:
       case BenchOperation::kSendReceive:
-      case BenchOperation::kPairs:
-        break;
+      case BenchOperation::kPairs: break;
     }
     return Error{ErrorCode::kInternal, "this transport has no such operation"};
   }
@@ -242,17 +234,12 @@ class MeasuredOperation {
   std::uint32_t right(int part, std::size_t size, std::size_t i) const {
     switch (kind_) {
       case BenchOperation::kAllReduce:
-      case BenchOperation::kReduceScatter:
-        return values_.sum(static_cast<std::size_t>(part) * size + i);
-      case BenchOperation::kAllGather:
-        return values_.of(part, static_cast<std::size_t>(part) * size + i);
-      case BenchOperation::kAllToAll:
-        return values_.of(part, static_cast<std::size_t>(rank_) * size + i);
-      case BenchOperation::kBroadcast:
-        return values_.of(0, i);
+      case BenchOperation::kReduceScatter: return values_.sum(static_cast<std::size_t>(part) * size + i);
+      case BenchOperation::kAllGather: return values_.of(part, static_cast<std::size_t>(part) * size + i);
+      case BenchOperation::kAllToAll: return values_.of(part, static_cast<std::size_t>(rank_) * size + i);
+      case BenchOperation::kBroadcast: return values_.of(0, i);
       case BenchOperation::kSendReceive:
-      case BenchOperation::kPairs:
-        break;
+      case BenchOperation::kPairs: break;
     }
     return values_.of(from_, i);
   }

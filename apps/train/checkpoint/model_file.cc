@@ -285,15 +285,9 @@ bool Safetensors::copy(const std::string& name, std::size_t first, std::span<T> 
     }
   };
   switch (tensor.type) {
-    case TensorType::kF32:
-      convert(float{});
-      break;
-    case TensorType::kF64:
-      convert(double{});
-      break;
-    case TensorType::kI64:
-      convert(std::int64_t{});
-      break;
+    case TensorType::kF32: convert(float{}); break;
+    case TensorType::kF64: convert(double{}); break;
+    case TensorType::kI64: convert(std::int64_t{}); break;
   }
   return true;
 }

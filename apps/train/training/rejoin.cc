@@ -26,10 +26,8 @@ bool is_loss(const Error& error) {
     case ErrorCode::kTimeout:
     case ErrorCode::kProtocol:
     case ErrorCode::kCancelled:
-    case ErrorCode::kUnreachable:
-      return true;
-    default:
-      return false;
+    case ErrorCode::kUnreachable: return true;
+    default: return false;
   }
 }
 

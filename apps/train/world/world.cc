@@ -273,13 +273,10 @@ Result<> join_by_topology(const WorldOptions& options, CommWorld& world) {
 
 Result<> join_over(const WorldOptions& options, CommWorld& world) {
   switch (options.comm) {
-    case CommKind::kNccl:
-      return join_by_nccl(options, world);
-    case CommKind::kTcp:
-      return join_by_tcp(options, world);
+    case CommKind::kNccl: return join_by_nccl(options, world);
+    case CommKind::kTcp: return join_by_tcp(options, world);
     case CommKind::kAuto:
-    case CommKind::kShm:
-      return join_by_topology(options, world);
+    case CommKind::kShm: return join_by_topology(options, world);
   }
   return {};
 }

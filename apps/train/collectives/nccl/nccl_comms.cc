@@ -156,16 +156,12 @@ class WaitPauses {
 
 ErrorCode code_of(ncclResult_t result) {
   switch (result) {
-    case ncclUnhandledCudaError:
-      return ErrorCode::kSystem;
+    case ncclUnhandledCudaError: return ErrorCode::kSystem;
     case ncclSystemError:
-    case ncclRemoteError:
-      return ErrorCode::kLinkLost;
+    case ncclRemoteError: return ErrorCode::kLinkLost;
     case ncclInvalidArgument:
-    case ncclInvalidUsage:
-      return ErrorCode::kUsage;
-    default:
-      return ErrorCode::kInternal;
+    case ncclInvalidUsage: return ErrorCode::kUsage;
+    default: return ErrorCode::kInternal;
   }
 }
 

@@ -25,14 +25,10 @@ namespace {
 
 ncclDataType_t nccl_type(NumberType type) {
   switch (type) {
-    case NumberType::kFloat32:
-      return ncclFloat32;
-    case NumberType::kFloat64:
-      return ncclFloat64;
-    case NumberType::kBfloat16:
-      return ncclBfloat16;
-    case NumberType::kFloat16:
-      return ncclFloat16;
+    case NumberType::kFloat32: return ncclFloat32;
+    case NumberType::kFloat64: return ncclFloat64;
+    case NumberType::kBfloat16: return ncclBfloat16;
+    case NumberType::kFloat16: return ncclFloat16;
   }
   return ncclFloat32;
 }
@@ -105,8 +101,7 @@ Result<> NcclCommunicator::enqueue_on_device(const DeviceOperation& operation, v
         return nccl.broadcast(sent, data, count, type, operation.root, comm_, stream);
       case CollectiveKind::kReduceScatter:
         return nccl.reduce_scatter(sent, data + own, part, type, ncclSum, comm_, stream);
-      case CollectiveKind::kAllGather:
-        return nccl.all_gather(sent + own, data, part, type, comm_, stream);
+      case CollectiveKind::kAllGather: return nccl.all_gather(sent + own, data, part, type, comm_, stream);
       case CollectiveKind::kAllToAll:
       case CollectiveKind::kSendReceive: {
         // The messages of a group begin together. A group must end also after an error.
@@ -114,8 +109,7 @@ Result<> NcclCommunicator::enqueue_on_device(const DeviceOperation& operation, v
         const ncclResult_t called = exchange_all(nccl), ended = nccl.group_end();
         return called == ncclSuccess || called == ncclInProgress ? ended : called;
       }
-      default:
-        return ncclInvalidArgument;
+      default: return ncclInvalidArgument;
     }
   });
 }

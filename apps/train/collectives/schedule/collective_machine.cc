@@ -206,25 +206,16 @@ void append_rest(const std::array<std::span<std::byte>, 2>& payload, std::size_t
 
 std::string_view kind_text(CollectiveKind kind) {
   switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return "all-reduce";
-    case CollectiveKind::kBroadcast:
-      return "broadcast";
-    case CollectiveKind::kAllGather:
-      return "all-gather";
-    case CollectiveKind::kBarrier:
-      return "barrier";
-    case CollectiveKind::kReduceScatter:
-      return "reduce-scatter";
-    case CollectiveKind::kGather:
-      return "gather";
-    case CollectiveKind::kAllToAll:
-      return "all-to-all";
-    case CollectiveKind::kSendReceive:
-      return "send/receive";
+    case CollectiveKind::kAllReduce: return "all-reduce";
+    case CollectiveKind::kBroadcast: return "broadcast";
+    case CollectiveKind::kAllGather: return "all-gather";
+    case CollectiveKind::kBarrier: return "barrier";
+    case CollectiveKind::kReduceScatter: return "reduce-scatter";
+    case CollectiveKind::kGather: return "gather";
+    case CollectiveKind::kAllToAll: return "all-to-all";
+    case CollectiveKind::kSendReceive: return "send/receive";
     case CollectiveKind::kAlive:
-    case CollectiveKind::kLost:
-      break;
+    case CollectiveKind::kLost: break;
   }
   return "?";
 }

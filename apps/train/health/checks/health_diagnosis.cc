@@ -352,12 +352,8 @@ HealthFigures unpack_figures(const std::uint64_t* words) {
 void HealthFigures::add(const HealthFigures& round) {
   const auto take = [](RoundRule rule, auto& to, auto value) {
     switch (rule) {
-      case RoundRule::kSum:
-        to += value;
-        return;
-      case RoundRule::kMost:
-        to = std::max(to, value);
-        return;
+      case RoundRule::kSum: to += value; return;
+      case RoundRule::kMost: to = std::max(to, value); return;
       case RoundRule::kLeast:
         if (to == 0 || (value != 0 && value < to)) to = value;
         return;

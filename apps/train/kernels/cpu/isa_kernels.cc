@@ -145,14 +145,10 @@ void convolve(const ConvShape& shape, const T* padded, const T* weight, const T*
   // With the model's own sizes as constants, pixel addresses become displacements instead of fourteen
   // registers.
   switch (shape.in_channels) {
-    case 1:
-      return convolve_channels<T, 1>(shape, padded, weight, bias, output);
-    case 16:
-      return convolve_channels<T, 16>(shape, padded, weight, bias, output);
-    case 32:
-      return convolve_channels<T, 32>(shape, padded, weight, bias, output);
-    default:
-      return convolve_channels<T, 0>(shape, padded, weight, bias, output);
+    case 1: return convolve_channels<T, 1>(shape, padded, weight, bias, output);
+    case 16: return convolve_channels<T, 16>(shape, padded, weight, bias, output);
+    case 32: return convolve_channels<T, 32>(shape, padded, weight, bias, output);
+    default: return convolve_channels<T, 0>(shape, padded, weight, bias, output);
   }
 }
 

@@ -30,22 +30,12 @@ struct FrameRecord {
   }
   void take(const DaemonFrameReader::FramePiece& piece) {
     switch (piece.kind) {
-      case DaemonFrame::kInput:
-        input += piece.bytes;
-        break;
-      case DaemonFrame::kOutput:
-        output += piece.bytes;
-        break;
-      case DaemonFrame::kErrors:
-        errors += piece.bytes;
-        break;
+      case DaemonFrame::kInput: input += piece.bytes; break;
+      case DaemonFrame::kOutput: output += piece.bytes; break;
+      case DaemonFrame::kErrors: errors += piece.bytes; break;
       case DaemonFrame::kInputEnd:
-      case DaemonFrame::kOutputEnd:
-        events.push_back("end of file");
-        break;
-      case DaemonFrame::kEnded:
-        events.push_back("ended " + std::to_string(piece.status));
-        break;
+      case DaemonFrame::kOutputEnd: events.push_back("end of file"); break;
+      case DaemonFrame::kEnded: events.push_back("ended " + std::to_string(piece.status)); break;
     }
   }
 };

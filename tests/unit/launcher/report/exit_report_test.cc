@@ -49,32 +49,19 @@ Failure node_lost(const std::string& host, int at_ms) {
 // No default: the compiler then demands each new kind here, and the loop below its row.
 std::string kind_name(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kUsage:
-      return "Usage";
-    case ErrorCode::kUnreachable:
-      return "Unreachable";
-    case ErrorCode::kTimeout:
-      return "Timeout";
-    case ErrorCode::kAgentMissing:
-      return "AgentMissing";
-    case ErrorCode::kAgentMismatch:
-      return "AgentMismatch";
-    case ErrorCode::kRefused:
-      return "Refused";
-    case ErrorCode::kExec:
-      return "Exec";
-    case ErrorCode::kLinkLost:
-      return "LinkLost";
-    case ErrorCode::kProtocol:
-      return "Protocol";
-    case ErrorCode::kCancelled:
-      return "Cancelled";
-    case ErrorCode::kSystem:
-      return "System";
-    case ErrorCode::kInternal:
-      return "Internal";
-    case ErrorCode::kHung:
-      return "Hung";
+    case ErrorCode::kUsage: return "Usage";
+    case ErrorCode::kUnreachable: return "Unreachable";
+    case ErrorCode::kTimeout: return "Timeout";
+    case ErrorCode::kAgentMissing: return "AgentMissing";
+    case ErrorCode::kAgentMismatch: return "AgentMismatch";
+    case ErrorCode::kRefused: return "Refused";
+    case ErrorCode::kExec: return "Exec";
+    case ErrorCode::kLinkLost: return "LinkLost";
+    case ErrorCode::kProtocol: return "Protocol";
+    case ErrorCode::kCancelled: return "Cancelled";
+    case ErrorCode::kSystem: return "System";
+    case ErrorCode::kInternal: return "Internal";
+    case ErrorCode::kHung: return "Hung";
   }
   return "";
 }

@@ -26,22 +26,14 @@ using test::Words;
 
 std::string state_name(Supervisor::State state) {
   switch (state) {
-    case Supervisor::State::kConnecting:
-      return "connecting";
-    case Supervisor::State::kBackingOff:
-      return "backing-off";
-    case Supervisor::State::kStarting:
-      return "starting";
-    case Supervisor::State::kRunning:
-      return "running";
-    case Supervisor::State::kStopping:
-      return "stopping";
-    case Supervisor::State::kEnding:
-      return "ending";
-    case Supervisor::State::kLeaving:
-      return "leaving";
-    case Supervisor::State::kFinished:
-      return "finished";
+    case Supervisor::State::kConnecting: return "connecting";
+    case Supervisor::State::kBackingOff: return "backing-off";
+    case Supervisor::State::kStarting: return "starting";
+    case Supervisor::State::kRunning: return "running";
+    case Supervisor::State::kStopping: return "stopping";
+    case Supervisor::State::kEnding: return "ending";
+    case Supervisor::State::kLeaving: return "leaving";
+    case Supervisor::State::kFinished: return "finished";
   }
   return "?";
 }

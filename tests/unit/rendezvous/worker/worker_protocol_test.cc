@@ -268,18 +268,12 @@ TEST_CASE("worker lines: lines are split at their ends and limited in length") {
 
 std::string session_state_name(WorkerSession::State state) {
   switch (state) {
-    case WorkerSession::State::kSilent:
-      return "silent";
-    case WorkerSession::State::kGreeted:
-      return "greeted";
-    case WorkerSession::State::kInAttempt:
-      return "in-attempt";
-    case WorkerSession::State::kLeavingAttempt:
-      return "letting-go";
-    case WorkerSession::State::kFree:
-      return "free";
-    case WorkerSession::State::kIgnored:
-      return "ignored";
+    case WorkerSession::State::kSilent: return "silent";
+    case WorkerSession::State::kGreeted: return "greeted";
+    case WorkerSession::State::kInAttempt: return "in-attempt";
+    case WorkerSession::State::kLeavingAttempt: return "letting-go";
+    case WorkerSession::State::kFree: return "free";
+    case WorkerSession::State::kIgnored: return "ignored";
   }
   return "?";
 }
