@@ -68,7 +68,6 @@ class WorkerGroup {
   /// Returns whether a SIGKILL of others ended the rank after terminate() or stop().
   bool ended_by_late_kill(std::uint32_t rank) const;
 
-  /// Sends TERM to one worker.
   void terminate(std::uint32_t rank);
   /// Sends KILL to one worker's group.
   void kill(std::uint32_t rank);

@@ -47,7 +47,6 @@ struct TimeLimit {
   bool is_assumed = false;  ///< the program's own default, which a script or an administrator may change
 };
 
-/// The results of all hosts.
 struct CheckResult {
   std::vector<CheckedNode> nodes;  ///< in the order of the job's hosts
   int stop_signal = 0;             ///< the signal by which the user ended the check early

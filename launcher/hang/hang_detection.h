@@ -59,7 +59,6 @@ class ActivityTracker {
   /// Returns the time between two samples: an eighth of the timeout, between 0.2 s and 3 s.
   static std::chrono::milliseconds period(std::chrono::milliseconds timeout);
 
-  /// Records activity at `now`.
   void record_activity(Time now);
   /// Starts a sample. If it comes far too late, this process was stopped, and perhaps the workers, too:
   /// counting then begins anew.
@@ -140,7 +139,6 @@ class HangReport {
   /// Adds the stacks of a rank. They are only searched for known causes (hint()) and for NCCL's findings.
   void add_stacks(std::uint32_t rank, const std::string& text);
 
-  /// Adds the number of steps that a rank has completed.
   void add_step(std::uint32_t rank, std::uint64_t step) { steps_[rank] = step; }
   /// Ranks that have completed fewer steps than others; empty if all are equal or no steps are known.
   std::vector<std::uint32_t> behind() const;

@@ -211,7 +211,6 @@ class DaemonChannel final : public Channel {
   std::uint16_t port_;
 };
 
-/// Makes both ends of a local socket.
 Result<> connect_ends(LocalSocket& ours, LocalSocket& theirs) {
   auto pair = DDP_TRY(remote::make_socket_pair(SOCK_NONBLOCK));
   ours = DDP_TRY(remote::as_socket(ours.get_executor(), std::move(pair.ours)));

@@ -35,7 +35,8 @@ const std::vector<ExitCodeRow>& exit_code_table() {
       {ErrorCode::kRefused, "Refused", 115, "a node refused the job in its check before the start"},
       {ErrorCode::kSystem, "System", 116, "the operating system refused something that ddplaunch needs"},
       {ErrorCode::kHung, "Hung", 117,
-       "no worker printed anything or used CPU time for --hang-timeout, or a line of --watch told of a hang"},
+       "no worker printed anything or used CPU time for --hang-timeout, or a line matched a --watch rule "
+       "with the action hang"},
       {ErrorCode::kExec, "Exec", 126, "the worker's program could not be executed (127: not found)"},
       {ErrorCode::kCancelled, "Cancelled", 143, "stopped on request"},
   };

@@ -23,7 +23,6 @@ class FailureLog {
  public:
   using Time = std::chrono::nanoseconds;
 
-  /// Identifies a worker.
   struct WorkerIdentity {
     std::string host;
     int rank = 0;

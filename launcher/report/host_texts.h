@@ -42,7 +42,6 @@ std::size_t add_to_groups(std::vector<StartGroup>& groups, const std::string& ho
 /// Returns the group's hosts in ranges, or the first of very many.
 std::string group_hosts_text(StartGroup group);
 
-/// Returns the group's reason.
 std::string reason_text(const StartGroup& group);
 
 /// Returns the start failures with equal reasons together, that of `cause` first.

@@ -122,7 +122,6 @@ class NodeTable {
   void begin_attempt(std::uint32_t attempt, rendezvous::World world);
   /// The participant's part of the attempt is over.
   void end_part(std::size_t node);
-  /// Returns whether an attempt has begun.
   bool begun() const { return world_.world_size > 0; }
   /// Returns the number of the last attempt that has begun; 0 before the first.
   std::uint32_t attempt() const { return attempt_; }

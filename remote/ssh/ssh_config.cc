@@ -499,7 +499,7 @@ Awaitable<Result<SshConfig>> SshConfigSource::find(Host host,
   if (!signature.empty() && config.host_name.empty()) config.host_name = lower_case(host.name);
   if (!host.address.empty()) config.host_name = host.address;
   if (!host.user.empty()) config.user = host.user;
-  // What the hostfile says of the host precedes its SSH configuration.
+  // The hostfile is about this job and wins over the SSH configuration, which is about all uses of the host.
   if (host.port != 0) config.port = host.port;
   if (!host.identity.empty()) config.identity_files.insert(config.identity_files.begin(), host.identity);
   co_return config;

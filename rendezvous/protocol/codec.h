@@ -34,7 +34,6 @@ inline constexpr std::size_t kMaxOutputData = 64u << 10;     ///< data of one Ou
 inline constexpr std::size_t kFrameHeader = 4;
 inline constexpr std::size_t kOutputHeader = 26;  ///< bytes before the data of an Output frame
 
-/// Appends the frame of `message` to `out`.
 void append_frame(const Message& message, std::string& out);
 
 /// Writes the kOutputHeader bytes that append_frame would write before `output.data`. The data must already
@@ -45,7 +44,6 @@ void write_output_header(const Output& output, char* at);
 /// into `payload`. Error: kProtocol (unknown type, truncated field, count over its limit, surplus bytes).
 Result<Message> decode_payload(std::string_view payload);
 
-/// Returns the size of the frame of `message`.
 std::size_t frame_size(const Message& message);
 
 /// Returns the name of a message, for logs: "Hello".

@@ -18,7 +18,6 @@ namespace ddp {
 /// would run as a worker, and make a job. Empty: nothing is wrong. `ddplaunch -- WORD` runs such a program.
 std::string mistyped_verb(const std::vector<std::string>& args);
 
-/// The options of one verb.
 struct OperateOptions {
   explicit OperateOptions(Verb verb);
 

@@ -199,7 +199,6 @@ class DeviceNet {
   Result<> put_batch(const T* images, std::span<const std::uint8_t> labels) {
     return put_batch(images, labels, {memory().images, memory().labels});
   }
-  /// The address of a batch.
   struct BatchAddress {
     T* images;
     std::uint8_t* labels;

@@ -197,7 +197,6 @@ std::string key_of(const GroupConfig& config, int rank) {
   return (config.group.empty() ? "address/" : config.group + "/address/") + std::to_string(rank);
 }
 
-/// A rank that this one connects to.
 struct ConnectingPeer {
   int rank = 0;
   TcpPeer peer;
