@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests jobs through daemons, and their failures: several listeners on 127.0.0.x emulate nodes."""
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -83,7 +84,8 @@ class DaemonTest(LaunchTest):
 
     def end_sessions(self):
         for pid in self.sessions():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def below(self, pid):
         table, found, more = processes(), [], {pid}
@@ -119,8 +121,10 @@ class DaemonTest(LaunchTest):
 class Jobs(DaemonTest):
     def test_ranks_output_and_exit_code(self):
         daemons = self.nodes(2, slots=2)
-        done = self.run_job(*self.daemon, "sh", "-c", 'echo out $RANK $NODE_RANK $WORLD_SIZE; echo err $RANK >&2; sleep 0.5; '
-                            'test $RANK != 3 || exit 9')
+        said = self.dir / "said"
+        said.mkdir()
+        done = self.run_job(*self.daemon, "sh", "-c", f'echo out $RANK $NODE_RANK $WORLD_SIZE; echo err $RANK >&2; touch {said}/$RANK; '
+                            f'until [ $(ls {said} | wc -l) = 4 ]; do sleep 0.05; done; test $RANK != 3 || exit 9')
         self.assert_code(done, 9)
         self.assertEqual(sorted(done.out.splitlines()),
                          [f"[127.0.0.{2 + r // 2}:{r}] out {r} {r // 2} 4" for r in range(4)])

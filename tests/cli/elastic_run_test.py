@@ -68,7 +68,7 @@ def train(world):
             # A process that is killed while a DataLoader starts leaves its semaphores in /dev/shm.
             if world.rank == 0 and number == 2:
                 print("middle of an epoch", flush=True)
-            time.sleep(PAUSE)
+            time.sleep(PAUSE * (1 if world.attempt > 1 else 10))  # attempts 0 and 1 are killed
             if KIND != "accumulate" or number % 3 == 2:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -93,10 +93,13 @@ def pid_of(job, rank):
     """Returns the pid of the process of a rank that runs the script."""
     for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={job}\0"):
         if "train.py" in words and "ddplaunchd" not in words and "python" in words.split("\0")[0]:
-            status = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-            parent = re.search(r"^PPid:\t(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text(), re.M).group(1)
-            is_child = "train.py" in pathlib.Path(f"/proc/{parent}/cmdline").read_text() and "ddplaunchd" not in pathlib.Path(
-                f"/proc/{parent}/cmdline").read_text()
+            try:
+                status = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+                parent = re.search(r"^PPid:\t(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text(), re.M).group(1)
+                above = pathlib.Path(f"/proc/{parent}/cmdline").read_text()
+            except OSError:  # a process of a DataLoader has ended
+                continue
+            is_child = "train.py" in above and "ddplaunchd" not in above
             if re.search(rb"(?:^|\0)RANK=%d\0" % rank, status) and not is_child:
                 return pid
     return None
@@ -178,8 +181,10 @@ class Run(LaunchTest):
         self.assertNotEqual(text, TRAINING)
         calm = self.results(self.launch(PYTHONS[0], TRAINING, "plain", 0))
         process = self.launch(PYTHONS[0], text, "plain", 0)
+        said = 0
         for line in process.stdout:
-            if line.startswith("epoch of"):
+            said += line.startswith("epoch of")
+            if said == 2:  # the step of both ranks is over
                 break
         os.kill(pid_of(self.job, 1), signal.SIGKILL)
         done = self.finish(process, timeout=LIMIT_S)

@@ -867,7 +867,7 @@ class ElasticUnits(unittest.TestCase):
         link.lost = None
         reader = threading.Thread(target=link._run, daemon=True)
         reader.start()
-        self.assertTrue(done.wait(5), sent)
+        self.assertTrue(done.wait(60), sent)
         other.close()
         reader.join()
         link.socket.close()

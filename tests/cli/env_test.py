@@ -305,7 +305,8 @@ class Setup(SshEnvTest):
         self.assertEqual(quiet.err, "")
 
     def test_a_restart_names_the_programs_of_setup_that_ended(self):
-        done = self.run_job("--label", "", "--max-restarts", 2, "--restart-backoff", "10ms", "--setup", "sleep 300 > /dev/null 2>&1 &",
+        done = self.run_job("--label", "", "--max-restarts", 2, "--restart-backoff", "10ms", "--setup",
+                            "sleep 300 > /dev/null 2>&1 & until [ \"$(cat /proc/$!/comm)\" = sleep ]; do :; done",
                             "sh", "-c", "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3")
         self.assert_code(done, 0)
         self.assertRegex(done.err, r"setup: ended with the attempt before: sleep \(pid \d+\); --setup runs once, so start such programs "

@@ -112,9 +112,9 @@ class ExitCodes(LaunchTest):
 
     def try_start_timeout(self, *args):
         agent = self.script("mute_agent", "#!/bin/sh\nexec cat >/dev/null\n")
-        # Usually the node's limit ends first. On a busy machine the job's limit may have ended too.
+        # Usually the node's limit ends first. On a busy machine the job's limit may have ended too. Over SSH it includes the logins.
         why = r"nodes? [^ ]+: (no greeting of \S+ before the start limit; |it was still waiting for the agent's hello when the start limit)"
-        self.ends(112, why, *args, "--agent", agent, "--start-timeout", "1s", "true")
+        self.ends(112, why, *args, "--agent", agent, "--start-timeout", "10s" if args else "1s", "true")
 
     def try_lost(self, *args):
         # $PPID is the agent. Its keeper kills what the agent leaves.

@@ -364,7 +364,7 @@ all_reduce()
         # As where gloo gets more bytes than it expects.
         text = COLLECTIVES.replace('if kind == "other"', 'if kind == "abort": wait_for(0); wait_for(1); touch(2); os.abort()\n'
                                    '    if kind == "other"').replace(
-            "    if sequence == 6: time.sleep(1000)", "    if sequence == 6:\n        touch(rank)\n        wait_for(2)\n        time.sleep(2)\n"
+            "    if sequence == 6: time.sleep(1000)", "    if sequence == 6:\n        touch(rank)\n        wait_for(2)\n        time.sleep(20)\n"
             "        dist.entries[-1]['retired'] = True\n"
             "        raise RuntimeError('[gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:1')").replace("def all_reduce", f"""\
 def touch(rank): open(f"{self.dir}/{{rank}}.here", "w").close()
@@ -443,11 +443,15 @@ def all_reduce""", 1)
 
     def test_a_rank_that_gives_up_waiting_names_the_rank_that_did_not_come(self):
         # As PyTorch does, ranks 0 and 1 end with an exception, and call the operation retired.
-        text = COLLECTIVES.replace("    if sequence == 6: time.sleep(1000)", "    if sequence == 6:\n        time.sleep(1)\n        dist.entries[-1]['retired'] = True\n"
-                                   "        raise RuntimeError('[gloo/pair.cc:561] Timed out waiting 1000ms for recv operation to complete')")
+        here = str(self.dir / "here")
+        text = COLLECTIVES.replace(
+            "    if sequence == 6: time.sleep(1000)", f"    if sequence == 6:\n        while not os.path.exists({here!r}): time.sleep(0.01)\n"
+            "        time.sleep(1)\n        dist.entries[-1]['retired'] = True\n"
+            "        raise RuntimeError('[gloo/pair.cc:561] Timed out waiting 1000ms for recv operation to complete')").replace(
+            'if kind == "sleep": time.sleep(1000)', f'if kind == "sleep": open({here!r}, "w").close(); time.sleep(1000)')
         done = self.run_job("--nproc-per-node", 3, "python3", self.script("train.py", text), "sleep")
         self.assert_code(done, 1)
-        verdict = r"rank 2 has not started all_reduce 6 \(32 B\) that ranks? [01]\S* waits? in for \d\.\d s; rank 2 is at train\.py:\d+"
+        verdict = r"rank 2 has not started all_reduce 6 \(32 B\) that ranks? [01]\S* waits? in for \d+\.\d s; rank 2 is at train\.py:\d+"
         self.assertRegex(done.err, rf"  root cause: rank [01] (.|\n)*\n  collectives: {verdict}\n")
         hang = json.loads((self.job_dir / "report.json").read_text())["hang"]
         self.assertEqual(hang["state"], "failed")
@@ -574,7 +578,7 @@ dist.all_reduce(torch.ones(8))
         script = self.script("train.py", text)
         done = self.run_job("--nproc-per-node", 3, NEW_PYTORCH[-1], script, "sleep", timeout=120)
         self.assert_code(done, 1)
-        self.assertRegex(done.err, r"\n  collectives: rank 2 has not started all_reduce 6 \(32 B\) that ranks? [01]\S* waits? in for \d\.\d s; rank 2 is at train\.py:\d+\n")
+        self.assertRegex(done.err, r"\n  collectives: rank 2 has not started all_reduce 6 \(32 B\) that ranks? [01]\S* waits? in for \d+\.\d s; rank 2 is at train\.py:\d+\n")
 
 
 class WatchedLines(HangTest):
@@ -582,7 +586,7 @@ class WatchedLines(HangTest):
         nodes = Nodes(self, 2)
         script = self.script("worker.sh", """#!/bin/sh
 printf 'slow '; echo step >&2; echo "rank $RANK"
-[ "$RANK" = 3 ] && for i in 1 2 3; do printf 'step %s: loss nan\\r' $i; done
+[ "$RANK" = 3 ] && printf 'step %s: loss nan\\r' 1 2 3
 exec sleep 1000
 """)
         rule = "step \\d+: loss nan$=fail"

@@ -80,10 +80,9 @@ class HangingDisk(LaunchTest):
     def check_signal_ends_it(self, number):
         process = self.start_and_fail()
         self.assertTrue(self.said("waiting for the disk of"), self.errors.read_text())
-        began = time.monotonic()
         process.send_signal(number)
         self.assert_code(self.finish(process, timeout=30), 3)
-        self.assertLess(time.monotonic() - began, 5)
+        self.assertNotIn("accepts no data for 10 s", self.errors.read_text())
         # Scripts read the last line.
         self.assertTrue(self.errors.read_text().splitlines()[-1].startswith(self.CAUSE), self.errors.read_text())
 
@@ -123,7 +122,7 @@ class HangingDisk(LaunchTest):
         self.env["TMPDIR"] = str(self.disk / "tmp")
         metrics = self.dir / "metrics"
         process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--start-timeout", "20s", "train",
-                                   "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 6,
+                                   "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 20,
                                    "--metrics-file", metrics)
         self.assertTrue(wait_until(lambda: last_step(metrics) >= 5), self.errors.read_text())
         worker, = (worker for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if (worker := worker_of(pid)))
@@ -137,10 +136,10 @@ class HangingDisk(LaunchTest):
 
     def check_slow_start(self, *args):
         """The second attempt's worker is read from a disk that hangs for twice the time after which a silent node is lost."""
-        process = self.run_on_disk("--master-timeout", "2s", "--node-timeout", "2s", "--max-restarts", 1, "--restart-backoff",
+        process = self.run_on_disk("--master-timeout", "5s", "--node-timeout", "5s", "--max-restarts", 1, "--restart-backoff",
                                    "0s", *args)
         self.assertTrue(self.hangs(), self.errors.read_text())
-        end = time.monotonic() + 4
+        end = time.monotonic() + 10
         wait_until(lambda: process.poll() is not None or time.monotonic() > end)
         self.hang.unlink(missing_ok=True)
         done = self.finish(process)

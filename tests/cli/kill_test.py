@@ -174,10 +174,10 @@ class Kill(unittest.TestCase):
         agent.hit("KILL")
         code, err = job.finish()
         self.assertEqual(code, 113, err)
-        self.assert_all_gone(job, within=0.05)
+        self.assert_all_gone(job, within=5 + 1)  # the master waits 2 s for the keeper, which may need longer
 
     def test_killed_agent_while_the_workers_are_being_stopped(self):
-        job = self.start().wait_up()
+        job = self.start(FAMILY, "--stop-grace", "20s").wait_up()  # of two graces the last counts; the killed agent ends it
         job.process.send_signal(signal.SIGTERM)
         while "stopping the workers" not in job.process.stderr.readline():
             self.assertIsNone(job.process.poll())
@@ -240,14 +240,15 @@ class Kill(unittest.TestCase):
         leaders = [Victim(int(up[2]), "localhost") for up in job.ups()]
         began = time.monotonic()
         job.process.send_signal(signal.SIGINT)
-        self.assertFalse(leaders[0].ended(GRACE * 0.9))
+        self.assertTrue(leaders[0].ended(10))
+        self.assertGreater(time.monotonic() - began, GRACE * 0.9)
         for leader in leaders:
             self.assertTrue(leader.ended(10))
         took = time.monotonic() - began - GRACE
         code, err = job.finish()
         self.assertEqual(code, 130, err)
         print(f"32 stubborn workers gone {took * 1e3:.0f} ms after the grace", file=sys.stderr)
-        self.assertLess(took, 0.2 * SLACK)
+        self.assertLess(took, 1.0 * SLACK)  # one after another would take 32 times 50 ms
         self.assert_all_gone(job, within=0.05)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -60,6 +61,11 @@ def wait_until(condition, seconds=60.0):
         if value or time.monotonic() > end:
             return value
         time.sleep(0.01)
+
+
+def without_waits(err):
+    """Leaves out what a check or a start of more than 3 s prints: which nodes it waits for."""
+    return re.sub(r"(?m)^ddplaunch: waiting for \d+ of \d+ nodes?: .*\n", "", err)
 
 
 class Outcome:
