@@ -163,7 +163,9 @@ Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uin
                                                int interrupt) {
   const Deadline deadline = after(timeout);
   const std::string peer = format_endpoint(host, port);
+  std::optional<Error> closed;  // says more than a last try that the deadline cuts short
   for (Duration pause = kFirstRetry;; pause = std::min(pause * 2, kLastRetry)) {
+    const auto began = Clock::now();
     Result<UniqueFd> fd = connect_tcp_once(host, port, deadline, interrupt);
     Error last;
     if (fd) {
@@ -181,6 +183,8 @@ Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uin
       if (last.code == ErrorCode::kUsage) return last;
     }
     if (last.code == ErrorCode::kCancelled) return within("connect to the store at " + peer, last);
+    if (last.code == ErrorCode::kLinkLost) closed = last;
+    if (last.code == ErrorCode::kTimeout && closed && deadline - began <= kLastRetry) last = *closed;
     if (Clock::now() + pause >= deadline) return unreachable(peer, timeout, last);
     const Result<bool> paused = poll_with_interrupt(-1, 0, Clock::now() + pause, interrupt);
     if (!paused) return within("connect to the store at " + peer, paused.error());

@@ -92,7 +92,7 @@ class Partition(MachinesTest):
         self.lost_and_replaced(process, 3 + 1 + 5 + 8)
         done = self.finish(process)
         self.assert_code(done, 0)
-        self.assertRegex(done.err, r"node 10\.76\.0\.2: no heartbeat for 5(\.\d)? s \(--node-timeout\)")
+        self.assertRegex(done.err, r"node 10\.76\.0\.2: no heartbeat for [5-9](\.\d)? s \(--node-timeout\)")
 
     def test_node_0_is_cut_off(self):
         process = self.launch(*self.TIMES)
@@ -173,7 +173,7 @@ class Partition(MachinesTest):
         self.frozen_agent(process, 1)
         began = time.monotonic()
         lines = self.running(process, 1, 2)  # the host is reachable, so the master proves at once that no worker is left there
-        self.assertLess(time.monotonic() - began, 3 + 2 + 5)
+        self.assertLess(time.monotonic() - began, 3 + 2 + 14)  # the lease would last 3 + 15 + 5
         self.assertRegex(lines[1], "attempt 1 rank 1/2 node 1/2 ")
         self.assert_code(self.finish(process), 0)
 

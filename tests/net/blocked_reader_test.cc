@@ -294,6 +294,7 @@ Awaitable<Swarm::Opened> Swarm::open(remote::Host host, std::vector<std::string>
 }
 
 void Swarm::fail_when_still() {
+  if (nodes.back()->to_send == 0) return;  // its ranks do not run yet
   still.expires_after(kStill);
   still.async_wait([this](const error_code& cancelled) {
     if (cancelled || std::exchange(failed, true)) return;

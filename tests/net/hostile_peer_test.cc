@@ -122,6 +122,7 @@ TEST_CASE("a node joins during a flood of silent connections, and the flood uses
 TEST_CASE("an address cannot exceed its share, and is banned after repeated failures") {
   AdmissionLimits limits;
   limits.silent_per_address = 4;
+  limits.deadline = limits.window = 60s;
   limits.grace = 30s;
   limits.failures = 5;
   limits.ban = 30s;

@@ -272,7 +272,7 @@ std::unique_ptr<SecureStream> proven_peer(GuardedPort& port) {
 
 TEST_CASE("a proven peer needs a valid hello, and in time") {
   AdmissionLimits limits;
-  limits.deadline = 500ms;
+  limits.deadline = 3s;
   GuardedPort port(limits);
   const auto wrong = proven_peer(port);
   const auto silent = proven_peer(port);

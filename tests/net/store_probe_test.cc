@@ -160,8 +160,8 @@ TEST_CASE("a better address without an answer is given half of the time") {
   StoreServer server(with_token("t"));
   const Stranger silent("127.0.0.5", server.port(), "");
   const auto began = std::chrono::steady_clock::now();
-  const StoreRoute route = find({"127.0.0.5", "127.0.0.1"}, server.port(), "t", 400ms);
-  CHECK(std::chrono::steady_clock::now() - began >= 200ms);
+  const StoreRoute route = find({"127.0.0.5", "127.0.0.1"}, server.port(), "t", 4s);
+  CHECK(std::chrono::steady_clock::now() - began >= 2s);
   CHECK(route.address == "127.0.0.1");
   CHECK(route.failures == at("127.0.0.5", server.port(), "it accepts connections but does not answer"));
 }

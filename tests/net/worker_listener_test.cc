@@ -385,7 +385,7 @@ TEST_CASE("worker link: steps are sent ten times a second, and the last one alwa
   auto client = world.worker();
   const auto start = Clock::now();
   std::uint64_t step = 0;
-  while (Clock::now() - start < 350ms) {
+  while (Clock::now() - start < 350ms || step <= 100) {
     client->at(++step, "forward");
     world.loop.restart();
     world.loop.poll();

@@ -504,7 +504,7 @@ TEST_CASE("the keeper's exit code shows a process that it could not end in an ea
 
 TEST_CASE("an agent past its lease does not see the ends of workers that its keeper kills") {
   kinds();
-  Node node = start_node("family", 5, "silent", "50");
+  Node node = start_node("family", 5, "silent", "1500");
   CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
   CHECK(reaches_end(node.liveness.read_end.get()));
   CHECK(read_all(node.output.read_end.get()).empty());

@@ -103,8 +103,8 @@ TEST_CASE("a process whose main thread has ended still counts as running") {
 
 TEST_CASE("a tool that does not end is killed with the processes that it started") {
   const auto began = Clock::now();
-  const ToolOutput output = shell("sleep 1000 & echo $!; wait", 300ms);
-  CHECK(Clock::now() - began < 5s);
+  const ToolOutput output = shell("sleep 1000 & echo $!; wait", 3s);
+  CHECK(Clock::now() - began < 60s);
   CHECK(output.trouble() == "it did not end in time and was killed");
   const pid_t grandchild = std::stoi(output.text);
   // The grandchild has its SIGKILL when the tool ends, but may not have ended yet.
@@ -119,9 +119,10 @@ TEST_CASE("a tool that does not end is killed with the processes that it started
 
 TEST_CASE("a child that holds the pipe in a session of its own is not waited for") {
   const auto began = Clock::now();
-  const ToolOutput output = shell("setsid sleep 3 & echo fine", 500ms);
-  CHECK(Clock::now() - began < 2500ms);
-  CHECK(output.text == "fine\n");
+  const ToolOutput output = shell("setsid sleep 100 & echo $!", 3s);  // setsid does not fork here
+  CHECK(Clock::now() - began < 60s);
+  REQUIRE(!output.text.empty());
+  CHECK(kill(std::stoi(output.text), SIGKILL) == 0);
 }
 
 TEST_CASE("endless output is cut") {

@@ -198,9 +198,9 @@ TEST_CASE("the event loop continues while the disk with the agent's file hangs")
   REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
   std::atomic<bool> over = false;
   // An open of a FIFO for reading blocks until a writer opens it. This writer opens it when the fan-out is
-  // over, or after 10 s, so that a blocked event loop fails the test.
+  // over, or after 30 s, so that a blocked event loop fails the test.
   std::thread writer([&] {
-    for (int i = 0; i < 100 && !over; ++i)
+    for (int i = 0; i < 300 && !over; ++i)
       ::usleep(100'000);
     const UniqueFd opened(::open(file.c_str(), O_RDWR | O_CLOEXEC));
     while (!over)
@@ -217,7 +217,7 @@ TEST_CASE("the event loop continues while the disk with the agent's file hangs")
     timer.async_wait(tick);
   };
   tick({});
-  const auto outcome = start(loop, bundle, kAsk, std::chrono::seconds(1));
+  const auto outcome = start(loop, bundle, kAsk, std::chrono::seconds(5));
   timer.cancel();
   over = true;
   writer.join();

@@ -273,11 +273,11 @@ TEST_CASE("a port that accepts connections and sends nothing is given up at the 
   const auto before = std::chrono::steady_clock::now();
   CHECK(
       failure(at_port("127.0.0.1", silent.port), nodes().file("ssh_config"), ErrorCode::kTimeout,
-              std::chrono::milliseconds(400)) ==
+              std::chrono::seconds(4)) ==
       "127.0.0.1: 127.0.0.1:" + std::to_string(silent.port) +
           " accepted the connection, but no SSH server answered before the start limit; check the port, and "
           "whether sshd there hangs");
-  CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds(3));
+  CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds(30));
 }
 
 TEST_CASE("a port that closes each connection is retried a bounded number of times") {
@@ -294,8 +294,8 @@ TEST_CASE("a port that closes each connection is retried a bounded number of tim
   };
   accept_next();
   SshTransport transport(loop.get_executor(), options_for(nodes().file("ssh_config")));
-  const auto ran = run_command(loop, transport, at_port("127.0.0.1", closing.port), {"true"}, {},
-                               std::chrono::milliseconds(700));
+  const auto ran =
+      run_command(loop, transport, at_port("127.0.0.1", closing.port), {"true"}, {}, std::chrono::seconds(3));
   REQUIRE_FALSE(ran.opened.has_value());
   CHECK(ran.opened.error().code == ErrorCode::kUnreachable);
   CHECK(ran.opened.error().text ==
@@ -430,7 +430,7 @@ TEST_CASE("an ssh-agent signs, and one that never answers blocks no other host")
   asio::co_spawn(
       loop,
       transport.open(host_named("127.0.0.4"), {"true"},
-                     std::chrono::steady_clock::now() + std::chrono::milliseconds(1200)),
+                     std::chrono::steady_clock::now() + std::chrono::seconds(10)),
       [&refused](std::exception_ptr, Result<std::unique_ptr<Channel>> channel) {
         refused = true;
         CHECK(channel.has_error());

@@ -146,7 +146,7 @@ class LostRanks(unittest.TestCase):
         mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
         with unittest.mock.patch.dict(os.environ, DDP_TEST_MARK=mark):
             self.check((2,), 0)
-        self.assertEqual([name for name in os.listdir("/dev/shm") if name not in before and "ddp" in name], [])
+        self.assertEqual([name for name in os.listdir("/dev/shm") if name not in before and "ddp" in name and "ddp-left-" not in name], [])
         self.assertEqual(self.sockets_of(mark), [])
 
     def test_the_search_for_sockets_finds_them(self):

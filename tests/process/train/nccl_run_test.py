@@ -89,7 +89,7 @@ class FlightRecorderLogs(unittest.TestCase):
 
     def test_a_frozen_rank_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
-            _, reported, _ = self.lost(folder, "--comm", "tcp", "--comm-timeout", "1s", signal_number=signal.SIGSTOP)
+            _, reported, _ = self.lost(folder, "--comm", "tcp", "--comm-timeout", "5s", signal_number=signal.SIGSTOP)
             self.assertRegex(reported, r"^rank 2 left no record; ")
 
     def test_operations_inside_and_between_nodes_are_recorded(self):

@@ -37,7 +37,7 @@ class Batch {
         wait(quiet_);
       });
     }
-    loop_.run_for(std::chrono::milliseconds(50));
+    loop_.run_for(std::chrono::milliseconds(500));
   }
 
   void make_readable() {

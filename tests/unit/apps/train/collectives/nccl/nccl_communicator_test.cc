@@ -252,7 +252,7 @@ TEST_CASE("an end without a failure aborts if the graphs do not become idle by t
   {
     MemoryDirectory directory;
     WorldConfig limits;
-    limits.end_timeout = 500ms;
+    limits.end_timeout = 3s;
     const auto made = NcclComms::make(fake_library(), 0, limits);
     REQUIRE(made.has_value());
     NcclComms& comms = **made;
@@ -348,7 +348,7 @@ TEST_CASE("memory from NCCL is zeroed, registered, and freed in the right order"
   CHECK(run_ranks(2, share) == std::vector<std::string>{"there", "there"});
   CHECK(settings.destroyed == 2);
   hangs = true;  // also when the communicators are aborted
-  const auto hang = [](WorldConfig& config) { config.step_timeout = 50ms; };
+  const auto hang = [](WorldConfig& config) { config.step_timeout = 3s; };
   CHECK(run_ranks(2, share, hang) == std::vector<std::string>{"no barrier", "no barrier"});
   hangs = settings.all_reduces_hang = false;
   settings.registers = false;
