@@ -274,11 +274,15 @@ Awaitable<> Master::watch_signals() {
 }
 
 /// Ctrl-C also ends `tee` behind stderr, and the answer to it is lost in the pipe. It is repeated on the
-/// terminal when `tee` has had time to end.
-void Master::repeat_on_terminal() {
+/// terminal when `tee` has ended, for which a busy machine needs a while.
+void Master::repeat_on_terminal(int looks) {
   terminal_timer_.expires_after(kTeeEnds);
-  terminal_timer_.async_wait([this](error_code cancelled) {
-    if (!cancelled && !console_.uses_terminal() && console_.use_terminal()) console_.write(2, last_said_);
+  terminal_timer_.async_wait([this, looks](error_code cancelled) {
+    if (cancelled || console_.uses_terminal()) return;
+    if (console_.use_terminal())
+      console_.write(2, last_said_);
+    else if (looks > 1)
+      repeat_on_terminal(looks - 1);
   });
 }
 

@@ -91,7 +91,7 @@ class Master final : private NodeEvents {
   void show_waiting(const job::Waiting& waiting);
   void note_start_steps();
   void feed_stdin();
-  void repeat_on_terminal();
+  void repeat_on_terminal(int looks = 10);
   void arm_deadline();
   Result<> take_output(NodeLink& node, const rendezvous::Output& output);
   Result<> take_steps(const NodeLink& node, const rendezvous::WorkerSteps& message);

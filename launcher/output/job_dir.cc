@@ -385,8 +385,11 @@ std::vector<std::string> JobDir::write(const OutputKey& key, std::string_view by
   }
   if (trouble.reported && !failed_now && now - trouble.last >= kSettled) {
     trouble.reported = false;
-    words.push_back((key.stream == kTensorBoard ? "the file of --tensorboard is" : "the job's files are") +
-                    (" written again" + lost_text()));
+    const std::string lost = lost_text();
+    words.push_back(
+        (lost.empty() ? "" : "warning: ") +
+        std::string(key.stream == kTensorBoard ? "the file of --tensorboard is" : "the job's files are") +
+        " written again" + lost);
   }
   return words;
 }

@@ -2,6 +2,7 @@
 """Tests what shows a job from outside: its journal, the summary at its end, and the verbs about jobs."""
 
 import calendar
+import contextlib
 import fcntl
 import http.client
 import json
@@ -107,8 +108,8 @@ class Journal(LaunchTest):
         done = self.finish(process)
         self.assert_code(done, 0)
         # A job that ends before its files are written has only the second warning.
-        self.assertLessEqual(done.err.count("no space left for the job's files"), 1, done.err)
-        self.assertRegex(done.err, r"warning: the job's files are incomplete; missing: .*events\.jsonl")
+        self.assertLess(done.err.count("no space left for the job's files"), 5, done.err)
+        self.assertRegex(done.err, r"warning: the job's files are (incomplete|written again); missing: .*events\.jsonl")
         self.assertLessEqual((self.job_dir / "events.jsonl").stat().st_size, size + 500)
 
 
@@ -328,6 +329,7 @@ class Verbs(VerbTest):
     def test_ps_lists_the_newest_first_with_ranks_and_end(self):
         self.assert_code(self.short_job("--nproc-per-node", "3", "true"), 0)
         self.running_job("sleep", "1000", options=["--nproc-per-node", 2])
+        self.assertTrue(wait_until(lambda: self.listed()[self.job]["world_size"] == 2))  # a busy job may not answer in time
         rows = [line.split() for line in self.verb("ps", "--all").out.splitlines()]
         self.assertEqual([row[:4] for row in rows[1:]], [[self.job, "running", "2", "-"], ["short", "exited", "0", "3"]])
         self.assertEqual(rows[1][-3:], ["-", "sleep", "1000"])
@@ -375,7 +377,7 @@ class Verbs(VerbTest):
         self.assertRegex(self.verb("status").out, rf"\n  {BY_STOP}\n  files in ")
         self.assertRaises(subprocess.TimeoutExpired, process.wait, 1)
         self.assert_code(self.verb("stop", "--now"), 0)
-        self.assertEqual([stop.wait(60) for stop in stops], [0, 0])
+        self.assertIn(sorted(stop.wait(60) for stop in stops), ([0, 0], [0, 3]))  # 3: it began when the job had ended
 
     def test_a_ddplaunch_that_is_stopped_is_named(self):
         process = self.running_job("sleep", "1000")
@@ -388,7 +390,7 @@ class Verbs(VerbTest):
                                        f"kill -CONT {process.pid} lets it go on\n"))
         process.send_signal(signal.SIGCONT)
         # It is stopped while it answers.
-        done = self.verb("exec", "--timeout", "1s", "--", "kill", "-STOP", process.pid)
+        done = self.verb("exec", "--timeout", "5s", "--", "kill", "-STOP", process.pid)
         self.assertEqual(done.code, 113)
         self.assertIn("is itself stopped (SIGSTOP)", done.err)
         process.send_signal(signal.SIGCONT)
@@ -409,7 +411,9 @@ class Verbs(VerbTest):
 
     def test_a_job_whose_directory_was_deleted_still_runs(self):
         process = self.running_job("sh", "-c", "while :; do echo x; sleep 0.1; done")
-        shutil.rmtree(self.status(self.job)["directory"])
+        directory = pathlib.Path(self.status(self.job)["directory"])
+        # The job may make its first file of output in it meanwhile.
+        self.assertTrue(wait_until(lambda: (shutil.rmtree(directory, ignore_errors=True), not directory.exists())[1]))
         self.assertEqual(self.listed()[self.job]["state"], "running")
         self.assertEqual(self.verb("clean").code, 2)
         self.assertEqual(self.verb("exec", "--", "echo", "here").out, "here\n")
@@ -770,8 +774,21 @@ class Hooks(LaunchTest):
 
 class Stacks(VerbTest):
 
+    def wait_until_asleep(self, *names):
+        """A worker that runs may not have executed its program yet, and then does something else than the others."""
+        def seen():
+            found = []
+            for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
+                place = pathlib.Path("/proc", str(pid))
+                with contextlib.suppress(OSError, IndexError):
+                    if (place / "syscall").read_text().split()[0] in ("35", "230"):  # nanosleep, clock_nanosleep of x86-64
+                        found.append((place / "comm").read_text().strip())
+            return sorted(found) == sorted(names)
+        self.assertTrue(wait_until(seen))
+
     def test_the_state_of_each_worker_is_shown_and_the_job_goes_on(self):
         process = self.running_job("sleep", "1000", options=["--nproc-per-node", 2])
+        self.wait_until_asleep("sleep", "sleep")
         done = self.verb("stacks")
         self.assert_code(done, 0)
         # Ranks that do the same share their stacks.
@@ -792,6 +809,7 @@ class Stacks(VerbTest):
 
     def test_a_rank_that_does_something_else_comes_first(self):
         self.running_job("sh", "-c", "[ $RANK = 1 ] && exec tail -f /dev/null; exec sleep 1000", options=["--nproc-per-node", 3])
+        self.wait_until_asleep("sleep", "sleep", "tail")
         out = self.verb("stacks").out
         self.assertRegex(out, r"^\[localhost\] rank 1, pid (.|\n)*\nranks 0,2 on localhost do the same; this is rank 0:\n\[localhost\] rank 0, pid ")
 
@@ -833,7 +851,7 @@ mount -t tmpfs -o size=1m tmpfs disk || exit 77
 job=$!
 for i in $(seq 300); do "$1" status "$2" >status.txt 2>&1 && grep -q "no space left" status.txt && break; sleep 0.1; done
 "$1" status --json "$2" >status.json
-"$1" report -o live.html "$2"
+for i in $(seq 30); do "$1" report -o live.html "$2"; grep -q '"status":null' live.html || break; done
 touch go
 wait $job; echo $? >code
 "$1" status "$2" >end.txt 2>&1
@@ -859,7 +877,8 @@ cp disk/job/report.json . && ls disk/job >files
         self.assertEqual(data["state"]["status"]["warnings"], json.loads(file("status.json"))["warnings"])
         report = json.loads(file("report.json"))
         self.assertEqual((report["exit_code"], report["root_cause"]["exit_code"]), (3, 3))
-        self.assertRegex("\n".join(report["warnings"]), "no space left(.|\n)*the job's files are incomplete")
+        # Two seconds after the last refused byte one that finds room tells the loss. The end does not repeat it.
+        self.assertRegex("\n".join(report["warnings"]), "no space left(.|\n)*the job's files are (incomplete|written again); missing: \\d+ bytes of ")
         self.assertNotIn("reserved", file("files"))
         self.assertRegex(file("end.txt"), r"exited 3: rank 0 on localhost exited 3\n(.*\n)  warning: no space left for the job's files: ")
         self.assertEqual(json.loads(file("end.json"))["warnings"], report["warnings"])
@@ -1036,9 +1055,10 @@ os._exit(3)
         process = self.started_job(sys.executable, "-S", "worker.py", options=[
             "--launcher", "local", "--host", "127.0.0.1,127.0.0.2", "--nproc-per-node", 2, "--env", modules])
         journal = pathlib.Path(self.status(self.job)["directory"]) / "events.jsonl"
-        self.assertTrue(wait_until(lambda: journal.exists() and '"event":"rank_slow"' in journal.read_text()))
+        slow = lambda line: '"event":"rank_slow"' in line and '"rank":3' in line  # a busy machine can make others slow, too
+        self.assertTrue(wait_until(lambda: journal.exists() and any(map(slow, journal.read_text().splitlines()))))
         process.send_signal(signal.SIGTERM)
-        warnings = [line for line in process.communicate(timeout=60)[1].splitlines() if " is slow: " in line]
+        warnings = [line for line in process.communicate(timeout=60)[1].splitlines() if "rank 3 on 127.0.0.2 is slow: " in line]
         self.assertEqual(len(warnings), 1, warnings)
         self.assertRegex(warnings[0], r"^ddplaunch: warning: rank 3 on 127\.0\.0\.2 is slow: \d+ ms per step without waiting for others, "
                                       r"the median of the ranks is \d+ ms; ")
@@ -1391,7 +1411,7 @@ class Page(VerbTest):
             for query in ("", "token=", f"token={token[:-1]}", f"token={token}0", f"xtoken={token}"):
                 both = target + ("&" if "?" in target else "?") + query
                 self.assertEqual(self.request(address, both)[0], 401, both)
-        self.assertEqual(self.request(address, "/metrics", Authorization=f"Bearer {token}")[0], 200)
+        self.assertTrue(wait_until(lambda: self.request(address, "/metrics", Authorization=f"Bearer {token}")[0] == 200))
         self.assertEqual(self.request(address, "/metrics", Authorization="Bearer wrong")[0], 401)
         status, page = self.request(address, f"/?token={token}")
         self.assertEqual((status, page.startswith("<!doctype html>")), (200, True))
@@ -1480,7 +1500,7 @@ class Page(VerbTest):
         self.assertIn('{"page": "jobs"}', self.request(address, f"/?token={token}")[1])
         place = f"/jobs/{jobs[0]['run']}"
         self.assertIn('{"page": "job"}', self.request(address, f"{place}/?token={token}")[1])
-        self.assertEqual(self.request(address, f"{place}/metrics?token={token}")[0], 200)
+        self.assertTrue(wait_until(lambda: self.request(address, f"{place}/metrics?token={token}")[0] == 200))
         self.assertTrue(wait_until(lambda: "hello" in self.request(address, f"{place}/lines?token={token}&attempt=0")[1]))
         self.assertEqual(self.request(address, f"{place}/")[0], 401)
         self.assertEqual(self.request(address, f"{place}/lines?attempt=0")[0], 401)
@@ -1541,7 +1561,7 @@ class Page(VerbTest):
                 return self.fail(f"no {kind}")
             wait_for("restart", lambda data: data == {})
             wait_for("journal", lambda data: data[0]["event"] == "job_started" and "attempt_running" in [event["event"] for event in data])
-            state = wait_for("state", lambda data: data["status"]["state"] == "running")
+            state = wait_for("state", lambda data: (data["status"] or {}).get("state") == "running")
             self.assertEqual((state["job"], state["command"]), (self.job, "sleep 1000"))
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)
@@ -1560,7 +1580,7 @@ class Page(VerbTest):
         silent[0].sendall(b"\x16\x03\x01\0\0")
         silent[1].sendall(b"GET /" + b"a" * 100_000)
         silent[2].sendall(f"GET /events?token={token} HTTP/1.1\r\n\r\n".encode())
-        self.assertEqual(self.request(address, f"/metrics?token={token}")[0], 200)
+        self.assertTrue(wait_until(lambda: self.request(address, f"/metrics?token={token}")[0] == 200))
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(60), 0)
 
@@ -1673,6 +1693,7 @@ class Logs(VerbTest):
                     "open('drawn', 'w')\ntime.sleep(1000)\n")
         self.started_job(sys.executable, "-S", "bar.py")
         self.assertTrue(wait_until((self.dir / "drawn").exists))
+        self.assertTrue(wait_until(lambda: "2/10" in self.verb("logs").out))
         for verb in (["logs", "-f"], ["logs", "-f", "--rank", 0]):
             viewer = subprocess.Popen([DDPLAUNCH, *map(str, verb)], env=self.env, stdout=subprocess.PIPE, text=True)
             self.addCleanup(lambda v=viewer: (v.kill(), v.communicate()))
@@ -1906,6 +1927,7 @@ class Detached(VerbTest):
             options = ("--report", f"/dev/fd/{report.fileno()}", "--ssh-config", f"/proc/self/fd/{config.fileno()}")
             self.assert_code(self.detach(*options, "true", pass_fds=(report.fileno(), config.fileno())), 0)
         self.assert_code(self.verb("wait"), 0)
+        self.assertTrue(wait_until((self.dir / "report").read_text))  # written after report.json, for which `wait` waits
         self.assertEqual(json.loads((self.dir / "report").read_text())["exit_code"], 0)
 
     def test_a_detached_job_writes_more_errors_than_a_pipe_holds(self):

@@ -96,7 +96,7 @@ class OtherUsers(LaunchTest):
         self.end_of(master)
 
     def test_a_node_of_another_user_is_refused(self):
-        master = self.launch(VICTIM, *self.node_options(0), "--start-timeout", "4s", "true")
+        master = self.launch(VICTIM, *self.node_options(0), "--start-timeout", "15s", "true")
         self.assertTrue(wait_until(self.listens))
         self.assert_code(self.end_of(self.launch(MALLORY, *self.node_options(1), "true")), 111)
         self.assert_code(self.end_of(self.launch(MALLORY, *self.node_options(1), "--insecure", "true")), 111)

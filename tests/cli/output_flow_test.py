@@ -18,7 +18,7 @@ TOOLS = BIN.parent / "tests"
 LINES = str(TOOLS / "bench_lines")
 CHECK = str(TOOLS / "bench_check_lines")
 SLACK = float(os.environ.get("DDP_SLACK", "1"))  # more for sanitized programs
-AT_ONCE = 4.0 * SLACK
+AT_ONCE = 10.0 * SLACK  # far below the grace of 25 s
 
 # Prints forever. The file "go" in the job's directory makes rank 3 fail with a message on stderr.
 FLOOD = f"""#!/bin/sh
@@ -100,11 +100,11 @@ class OutputFlow(LaunchTest):
 
     def reader_stops_and_goes_on(self, *args):
         # The reader stops for longer than a silent node or master is tolerated. Heartbeats do not wait behind the output.
-        process = self.launch(*args, "--node-timeout", "2s", "--master-timeout", "2s", LINES, "-", 40000)
+        process = self.launch(*args, "--node-timeout", "6s", "--master-timeout", "6s", LINES, "-", 40000)
         self.wait_until_blocked()
         blocked = time.monotonic()
-        self.assertFalse(wait_until(lambda: process.poll() is not None, 2.5), process.errors.text())
-        self.assertGreater(time.monotonic() - blocked, 2.4)
+        self.assertFalse(wait_until(lambda: process.poll() is not None, 6.5), process.errors.text())
+        self.assertGreater(time.monotonic() - blocked, 6.4)
         self.assertEqual(len([1 for _, line in self.workers() if line.startswith(LINES)]), 8)
         out, _ = self.end(process, 0)
         self.check(out, 8, 40000)
@@ -162,7 +162,7 @@ class OutputFlow(LaunchTest):
         process = self.launch("--nproc-per-node", 4, "--max-restarts", 1, "--restart-backoff", "50ms", script)
         self.wait_until_blocked()
         (self.dir / "go").touch()
-        again = wait_until(lambda: len(list(self.dir.glob("began.1.*"))) == 4, 5 * AT_ONCE)
+        again = wait_until(lambda: len(list(self.dir.glob("began.1.*"))) == 4, 2 * AT_ONCE)
         self.assertTrue(again, process.errors.text())
         out, err = self.end(process, 0)
         self.assertIn("restart 1 of 1", err)

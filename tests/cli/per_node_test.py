@@ -114,7 +114,7 @@ class PerNode(LaunchTest):
         self.assert_codes(self.ends(*[self.node(rank, "--insecure", "true", address=address) for rank in (0, 1)]), 0, 0)
 
     def test_the_token_is_not_visible_anywhere(self):
-        secret = "fedcba9876543210fedcba9876543210"
+        secret = os.urandom(16).hex()
         command = ["sh", "-c", 'echo "${DDPLAUNCH_TOKEN-none}"; touch here.$RANK; while [ ! -e go ]; do sleep 0.05; done']
         nodes = [self.node(rank, "--label", "", *command, env={"DDPLAUNCH_TOKEN": secret}) for rank in (0, 1)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
@@ -171,13 +171,13 @@ class PerNode(LaunchTest):
             self.assertFalse(self.job_dir.exists())
 
     def test_srun_with_a_node_name_that_does_not_resolve(self):
-        done = self.ends(self.step_node(7, 0, 1, "--start-timeout", "1s", "true", nodes=("no-such-host.invalid", "n1"),
+        done = self.ends(self.step_node(7, 0, 1, "--start-timeout", "5s", "true", nodes=("no-such-host.invalid", "n1"),
                                         DDPLAUNCH_TOKEN=TOKEN))[0]
         self.assert_code(done, 112)
         self.assertRegex(done.err, "cannot resolve no-such-host.invalid: .*; check the name, or give all nodes another --master-addr\n")
 
     def test_a_master_address_that_does_not_resolve_is_reported_at_once(self):
-        done = self.ends(self.node(0, "--start-timeout", "1s", "true", address="no-such-host.invalid",
+        done = self.ends(self.node(0, "--start-timeout", "5s", "true", address="no-such-host.invalid",
                                    env={"DDPLAUNCH_TOKEN": TOKEN}))[0]
         self.assert_code(done, 112)
         self.assertEqual(done.err.splitlines()[0], "ddplaunch: warning: --master-addr no-such-host.invalid does not resolve on this "
@@ -248,7 +248,7 @@ class PerNode(LaunchTest):
     # ---- refused peers
 
     def test_another_token(self):
-        master = self.node(0, "true", env={"DDPLAUNCH_TOKEN": TOKEN}, options=["--start-timeout", "3s"])
+        master = self.node(0, "true", env={"DDPLAUNCH_TOKEN": TOKEN}, options=["--start-timeout", "15s"])
         other = self.node(1, "true", env={"DDPLAUNCH_TOKEN": TOKEN[::-1]})
         outcomes = self.ends(master, other)
         self.assert_codes(outcomes, 112, 111)

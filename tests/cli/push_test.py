@@ -208,8 +208,7 @@ class Delivery(Push):
         self.assertTrue(wait_until((self.dir / "half").exists))
         process.kill()
         process.communicate()
-        self.assertTrue(wait_until(lambda: not [p for p in self.cache.rglob("*") if p.is_file()]),
-                        list(self.cache.rglob("*")))
+        self.assertTrue(wait_until(lambda: not any(files for _, _, files in os.walk(self.cache))))
 
     def test_files_of_a_killed_push_are_removed_by_the_next(self):
         nodes = self.nodes(1)

@@ -30,6 +30,7 @@ dist.init_process_group("gloo", init_method="env://")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("attempt", attempt, "sum", int(total.item()), flush=True)
+dist.barrier()  # all have printed before rank 2 ends
 if attempt == 0 and rank == 2:
     os._exit(9)  # sys.exit would close the connections long before the process ends, and the others could fail first
 dist.barrier()  # in attempt 0 rank 2 never comes

@@ -45,7 +45,7 @@ class SshCluster(LaunchTest):
         done = self.run_job(*self.ssh, "--nproc-per-node", 2, "sh", "-c",
                             'if [ $RANK = 5 ]; then echo the cause >&2; exit 9; fi; sleep 100')
         self.assert_code(done, 9)
-        self.assertLess(done.seconds, 15)
+        self.assertLess(done.seconds, 24)
         self.assertIn("rank 5 on 127.0.0.4 exited 9", done.err)
         self.assertIn("the cause", done.err)
         self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 9: rank 5 on 127.0.0.4 exited 9")

@@ -316,7 +316,12 @@ class LogPrinter {
       // The state comes first: what was written before the end is printed then.
       const bool runs = launcher::state_of(job_).kind == launcher::RunState::Kind::kRunning;
       const bool last = !options_.follow || !runs || interrupted != 0;
+      const bool first = !looked_;
       DDP_TRY(find_files());
+      if (first && options_.attach) {  // what is written after this line is shown
+        std::fprintf(stderr, "ddplaunch: output of job %s from now on; Ctrl-C leaves the job alone\n",
+                     job_.job.c_str());
+      }
       for (auto& [key, file] : files_)
         DDP_TRY(print_new(key, file, last));
       print_kept();

@@ -326,8 +326,10 @@ int status(const OperateOptions& options, const JobEntry& job) {
   std::string last;
   for (;;) {
     auto shown = show_status(options, job, last);
-    if (!shown && state_of(job).kind == Kind::kRunning) return fail(shown.error());
-    if (shown) last = std::move(*shown);
+    if (!shown && state_of(job).kind != Kind::kRunning)
+      shown = show_status(options, job, last);  // it has ended
+    if (!shown) return fail(shown.error());
+    last = std::move(*shown);
     if (!options.watch || state_of(job).kind != Kind::kRunning) {
       if (options.watch) (void)show_status(options, job, last);
       return 0;
@@ -391,8 +393,6 @@ int attach(const OperateOptions& options, const JobEntry& job) {
   if (state.kind == Kind::kElsewhere)
     return fail({ErrorCode::kUsage, out_of_reach(job, state, Verb::kAttach)});
   if (state.kind == Kind::kRunning) {
-    std::fprintf(stderr, "ddplaunch: output of job %s from now on; Ctrl-C leaves the job alone\n",
-                 job.job.c_str());
     const auto ended = print_logs(options, job);
     if (!ended) return fail(ended.error());
     if (!*ended) {

@@ -471,8 +471,8 @@ TEST_CASE("a full disk is reported once, and the missing bytes when there is spa
   CHECK(job->write(one, "B", kStart + milliseconds(2099)).empty());
   const auto well = job->write(one, "C", kStart + milliseconds(2100));
   REQUIRE(well.size() == 1);
-  CHECK(well[0] == "the job's files are written again; missing: 2 bytes of " + file + ", 3 bytes of " +
-                       spec.job_dir + "/attempt_0/rank_00001.stderr");
+  CHECK(well[0] == "warning: the job's files are written again; missing: 2 bytes of " + file +
+                       ", 3 bytes of " + spec.job_dir + "/attempt_0/rank_00001.stderr");
   CHECK(content(file) == "123456789aABC");
   CHECK(content(spec.job_dir + "/gaps.txt") ==
         file + ": 2 bytes missing at offset 10\n" + spec.job_dir +
@@ -501,8 +501,9 @@ TEST_CASE("a record of TensorBoard's file is written whole or not at all") {
   CHECK(job->write(one, "123456789abc", kStart + milliseconds(2100)).size() == 1);
   limit.lift();
   const auto well = job->write(board, "ABCD", kStart + milliseconds(2100));
-  CHECK(well == std::vector<std::string>{"the file of --tensorboard is written again; missing: 3 bytes of " +
-                                         job->file(0, 0, 1) + ", 4 bytes of " + spec.output.tensorboard});
+  CHECK(well ==
+        std::vector<std::string>{"warning: the file of --tensorboard is written again; missing: 3 bytes of " +
+                                 job->file(0, 0, 1) + ", 4 bytes of " + spec.output.tensorboard});
   CHECK(content(spec.output.tensorboard) == "12345678ABCD");
 }
 
