@@ -71,6 +71,20 @@ std::string format_endpoint(const std::string& address, unsigned port) {
   return (is_ipv6 ? "[" + address + "]" : address) + ":" + std::to_string(port);
 }
 
+std::optional<HostPort> split_endpoint(std::string_view text) {
+  std::size_t colon = text.find(':');
+  if (text.starts_with('[')) {
+    colon = text.find(']') + 1;
+    if (colon == 0 || (colon < text.size() && text[colon] != ':')) return std::nullopt;
+    HostPort parts{std::string(text.substr(1, colon - 2)), std::nullopt};
+    if (colon < text.size()) parts.port = text.substr(colon + 1);
+    return parts;
+  }
+  if (colon == std::string_view::npos || colon != text.rfind(':'))
+    return HostPort{std::string(text), std::nullopt};
+  return HostPort{std::string(text.substr(0, colon)), std::string(text.substr(colon + 1))};
+}
+
 std::string format_number_set(std::vector<int> numbers, std::size_t most) {
   std::sort(numbers.begin(), numbers.end());
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());

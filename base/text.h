@@ -30,6 +30,16 @@ std::string format_bytes(std::uint64_t bytes);
 /// Returns "ADDRESS:PORT", with an IPv6 address in brackets. `address` is a host name or a numeric address.
 std::string format_endpoint(const std::string& address, unsigned port);
 
+/// HOST and PORT of an endpoint, as written and unchecked; either may be empty.
+struct HostPort {
+  std::string host;                 ///< without brackets
+  std::optional<std::string> port;  ///< nullopt: there is no colon before it
+};
+
+/// Splits HOST, HOST:PORT, [IPV6] and [IPV6]:PORT. A text with several colons and without brackets is a host
+/// alone. The result is nullopt if a bracket at the beginning is not closed, or if not a colon follows it.
+std::optional<HostPort> split_endpoint(std::string_view text);
+
 /// Returns numbers as ascending runs: "0-3,7". Of more than `most` runs the rest is ",…".
 std::string format_number_set(std::vector<int> numbers,
                               std::size_t most = std::numeric_limits<std::size_t>::max());

@@ -25,23 +25,18 @@ constexpr char kUsage[] =
 ReadValue endpoint_into(DaemonOptions& options) {
   return [&options](const std::string& text) -> std::string {
     if (text.empty()) return "";
-    const std::size_t colon = text.rfind(':');
-    std::string address = colon == std::string::npos ? "" : text.substr(0, colon);
-    if (address.size() > 1 && address.front() == '[' && address.back() == ']') {
-      address = address.substr(1, address.size() - 2);
-    } else if (address.find(':') != std::string::npos) {
+    const auto parts = split_endpoint(text);
+    if (!parts || (!text.starts_with('[') && parts->host.find(':') != std::string::npos))
       return ": write an IPv6 address in brackets: [fd00::5]:29499";
-    }
-    if (colon != std::string::npos && address.empty())
+    if (parts->port && parts->host.empty())
       return ": the address before the colon is missing; for all interfaces give only the port";
-    const std::string_view digits = std::string_view(text).substr(colon == std::string::npos ? 0 : colon + 1);
-    const auto port = parse_number<std::uint16_t>(digits);
-    if (!port && colon == std::string::npos && text.find('.') != std::string::npos)
+    if (!parts->port && (text.starts_with('[') || text.find('.') != std::string::npos))
       return ": give the port, too: " + text + ':' + std::to_string(launcher::kDaemonPort);
-    if (!port)
-      return ": \"" + std::string(digits) + "\" is not a port; give a number up to 65535 (0: any free port)";
+    const std::string& digits = parts->port ? *parts->port : parts->host;
+    const auto port = parse_number<std::uint16_t>(digits);
+    if (!port) return ": \"" + digits + "\" is not a port; give a number up to 65535 (0: any free port)";
     options.port = *port;
-    options.address = std::move(address);
+    options.address = parts->port ? parts->host : "";
     return "";
   };
 }

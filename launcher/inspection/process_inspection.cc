@@ -525,17 +525,16 @@ Awaitable<> ProcessInspection::ask_nccl(ProcessInspection* self) {
 // ---- NCCL's own diagnosis
 
 bool parse_ras_address(const std::string& text, RasAddress& result) {
-  const auto colon = text.rfind(':');
-  std::string host = text.substr(0, colon);
-  if (text.empty() || host == "localhost") host = "127.0.0.1";
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  const auto place = split_endpoint(text);
+  if (!place) return false;
   error_code error;
-  result.address = asio::ip::make_address(host, error);
+  result.address =
+      asio::ip::make_address(text.empty() || place->host == "localhost" ? "127.0.0.1" : place->host, error);
   if (error) return false;
   if (text.empty()) return true;
-  const int port = colon == std::string::npos ? 0 : std::atoi(text.c_str() + colon + 1);
-  if (port <= 0 || port > 65'535) return false;
-  result.port = static_cast<std::uint16_t>(port);
+  const auto port = leading_number<std::uint16_t>(place->port.value_or(""));
+  if (!port || *port == 0) return false;
+  result.port = *port;
   return true;
 }
 

@@ -291,19 +291,19 @@ Result<OtlpTarget> OtlpTarget::read(const std::function<std::string(const char* 
     rest.remove_suffix(1);
   const std::size_t slash = std::min(rest.find('/'), rest.size());
   target.path = rest.substr(slash);
-  std::string_view place = rest.substr(0, slash);
-  const std::size_t colon = place.rfind(':');
+  const auto place = split_endpoint(rest.substr(0, slash));
   target.port = kDefaultPort;
-  if (colon != std::string_view::npos && place.find(']', colon) == std::string_view::npos) {
-    const auto port = parse_number<std::uint16_t>(place.substr(colon + 1));
+  if (place && place->port) {
+    const auto port = parse_number<std::uint16_t>(*place->port);
     if (!port || *port == 0) return refused("its port is not 1 to 65535");
     target.port = *port;
-    place = place.substr(0, colon);
   }
-  if (place.starts_with('[') && place.ends_with(']')) place = place.substr(1, place.size() - 2);
   const auto is_odd = [](unsigned char c) { return c <= ' ' || c == 127; };
-  if (place.empty() || std::ranges::any_of(rest, is_odd)) return refused("give http://HOST:PORT");
-  target.host = place;
+  if (!place || place->host.empty() || std::ranges::any_of(rest, is_odd))
+    return refused("give http://HOST:PORT");
+  if (!rest.starts_with('[') && place->host.find(':') != std::string::npos)
+    return refused("write an IPv6 address in brackets: http://[fd00::5]:4318");
+  target.host = place->host;
   target.headers = read_pairs(variable("OTEL_EXPORTER_OTLP_HEADERS"));
   for (const auto& [name, value] : target.headers)
     if (std::ranges::any_of(name, is_odd) ||

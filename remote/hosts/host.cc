@@ -447,14 +447,11 @@ bool is_jump(std::string_view hop) {
     if (!is_user_name(hop.substr(0, sign))) return false;
     hop.remove_prefix(sign + 1);
   }
-  const std::size_t end = name_length(hop);
-  std::string_view host = hop.substr(0, end);
-  const bool address = host.starts_with('[');
-  if (address) host = host.substr(1, host.size() - 2);
-  if (address ? !is_ipv6(host) : !is_host_name(host)) return false;
-  if (end == hop.size()) return true;
-  const auto port = whole_number(hop.substr(end + 1), 65'535);
-  return hop[end] == ':' && port && *port > 0;
+  const auto place = split_endpoint(hop);
+  if (!place || (hop.starts_with('[') ? !is_ipv6(place->host) : !is_host_name(place->host))) return false;
+  if (!place->port) return true;
+  const auto port = whole_number(*place->port, 65'535);
+  return port && *port > 0;
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <cctype>
 #include <cstddef>
 
+#include "base/text.h"
+
 namespace ddp::remote {
 namespace {
 
@@ -50,29 +52,18 @@ Error usage(std::string text) {
 
 struct Jump {
   std::string user;
-  std::string host;
-  std::string port;
+  HostPort place;
 };
 
 /// Parses "user@host:port" and "ssh://user@[::1]:22". A bare address with several colons has no port.
 Jump parse_jump(std::string_view text) {
-  if (text.substr(0, 6) == "ssh://") text.remove_prefix(6);
+  if (text.starts_with("ssh://")) text.remove_prefix(6);
   Jump jump;
   if (const std::size_t at = text.rfind('@'); at != std::string_view::npos) {
     jump.user = text.substr(0, at);
     text.remove_prefix(at + 1);
   }
-  if (!text.empty() && text.front() == '[') {
-    const std::size_t end = text.find(']');
-    jump.host = text.substr(1, end == std::string_view::npos ? end : end - 1);
-    text.remove_prefix(std::min(end == std::string_view::npos ? end : end + 1, text.size()));
-    if (!text.empty() && text.front() == ':') jump.port = text.substr(1);
-  } else if (std::count(text.begin(), text.end(), ':') == 1) {
-    jump.host = text.substr(0, text.find(':'));
-    jump.port = text.substr(text.find(':') + 1);
-  } else {
-    jump.host = text;
-  }
+  jump.place = split_endpoint(text).value_or(HostPort{});
   return jump;
 }
 
@@ -139,7 +130,7 @@ std::string without_tokens(std::string_view text) {
 Result<std::string> jump_command(const std::vector<std::string>& ssh, std::string_view jumps) {
   const std::size_t comma = jumps.rfind(',');
   const Jump last = parse_jump(comma == std::string_view::npos ? jumps : jumps.substr(comma + 1));
-  if (last.host.empty()) return Error{ErrorCode::kUsage, "ProxyJump has no host", 0};
+  if (last.place.host.empty()) return Error{ErrorCode::kUsage, "ProxyJump has no host", 0};
   std::vector<std::string> words = ssh;
   if (comma != std::string_view::npos) {
     auto before = DDP_TRY(jump_command(ssh, jumps.substr(0, comma)));
@@ -148,11 +139,12 @@ Result<std::string> jump_command(const std::vector<std::string>& ssh, std::strin
     words.insert(words.end(), {"-o", "ProxyCommand=" + before});
   }
   if (!last.user.empty()) words.insert(words.end(), {"-l", last.user});
-  if (!last.port.empty()) words.insert(words.end(), {"-p", last.port});
+  if (const std::string port = last.place.port.value_or(""); !port.empty())
+    words.insert(words.end(), {"-p", port});
   for (std::string& word : words)
     word = without_tokens(word);
   // %h and %p stay for the ssh program that runs this command: the host behind the last jump.
-  words.insert(words.end(), {"-W", "[%h]:%p", "--", without_tokens(last.host)});
+  words.insert(words.end(), {"-W", "[%h]:%p", "--", without_tokens(last.place.host)});
   return shell_quote(words);
 }
 

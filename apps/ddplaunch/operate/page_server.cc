@@ -185,13 +185,12 @@ std::string report_data(const launcher::JobEntry& job) {
 }
 
 bool is_own_host(std::string_view host, bool is_loopback, std::string_view own_name) {
-  const std::size_t bracket = host.find(']');
-  const std::size_t colon = host.find(':', bracket == std::string_view::npos ? 0 : bracket);
-  std::string name = lower_case(host.substr(0, colon));
-  if (name.size() > 2 && name.front() == '[') name = name.substr(1, name.size() - 2);
+  const std::string name = lower_case(split_endpoint(host).value_or(HostPort{}).host);
   error_code no_address;
   (void)asio::ip::make_address(name, no_address);
-  if (!no_address || name == "localhost" || name.ends_with(".localhost")) return true;
+  if (!no_address) return true;
+  if (name.find(':') != std::string::npos) return false;
+  if (name == "localhost" || name.ends_with(".localhost")) return true;
   const std::string own = lower_case(own_name);
   return !is_loopback && (name == own || name.starts_with(own + '.'));
 }

@@ -88,29 +88,20 @@ std::string host_problem(std::string_view host) {
 ReadValue endpoint_into(std::optional<RendezvousEndpoint>& field) {
   return [&field](const std::string& text) -> std::string {
     if (text.find("://") != std::string::npos) return host_problem(text);
-    RendezvousEndpoint endpoint{text, text, std::nullopt};
-    std::string rest;  // ":29400"
-    if (text.starts_with('[')) {
-      const std::size_t end = std::min(text.find(']'), text.size());
-      endpoint.host = text.substr(1, end - 1);
-      rest = text.substr(std::min(end + 1, text.size()));
-      if (end == text.size() || !remote::is_ipv6(endpoint.host) || (!rest.empty() && rest.front() != ':'))
-        return ": write an IPv6 address and a port as [fd09::1]:29400";
-    } else if (text.find(':') == text.rfind(':')) {
-      endpoint.host = text.substr(0, text.find(':'));
-      rest = text.substr(endpoint.host.size());
-      if (endpoint.host.empty() && !rest.empty())
-        return ": the host before the : is missing; give the name or address of node 0";
-    } else if (!remote::is_ipv6(text)) {
+    const auto parts = split_endpoint(text);
+    if (!parts || (text.starts_with('[') && !remote::is_ipv6(parts->host)))
+      return ": write an IPv6 address and a port as [fd09::1]:29400";
+    if (parts->host.find(':') != std::string::npos && !remote::is_ipv6(parts->host))
       return ": give HOST:PORT of node 0, with an IPv6 address in brackets: [fd09::1]:29400";
-    }
-    if (std::string problem = host_problem(endpoint.host); !problem.empty()) return problem;
-    if (!rest.empty()) {
-      const std::string written = rest.substr(1);
-      if (written.empty())
+    if (parts->host.empty() && parts->port)
+      return ": the host before the : is missing; give the name or address of node 0";
+    if (std::string problem = host_problem(parts->host); !problem.empty()) return problem;
+    RendezvousEndpoint endpoint{text, parts->host, std::nullopt};
+    if (parts->port) {
+      if (parts->port->empty())
         return ": the port behind the : is missing; without the : it is " + std::to_string(kEndpointPort);
-      const auto port = whole_number(written, kMaxPort);
-      if (!port) return ": " + written + " is no port; ports are from 1 to 65535";
+      const auto port = whole_number(*parts->port, kMaxPort);
+      if (!port) return ": " + *parts->port + " is no port; ports are from 1 to 65535";
       endpoint.port = static_cast<std::uint16_t>(*port);
     }
     field = std::move(endpoint);
@@ -299,15 +290,10 @@ std::string absolute_path(std::string_view path, std::string_view base) {
 }
 
 std::optional<std::pair<std::string, std::uint16_t>> read_listen(std::string_view text) {
-  const std::size_t colon = text.rfind(':');
-  std::string address(text.substr(0, colon == std::string_view::npos ? 0 : colon));
-  const auto port = parse_number<std::uint16_t>(text.substr(colon + 1));
-  if (address.size() > 2 && address.front() == '[' && address.back() == ']')
-    address = address.substr(1, address.size() - 2);
-  else if (address.find(':') != std::string::npos)
-    address.clear();
-  if (address.empty() || !port) return std::nullopt;
-  return std::pair(std::move(address), *port);
+  auto parts = split_endpoint(text);
+  const auto port = parse_number<std::uint16_t>(parts ? parts->port.value_or("") : "");
+  if (!port || parts->host.empty()) return std::nullopt;
+  return std::pair(std::move(parts->host), *port);
 }
 
 }  // namespace ddp

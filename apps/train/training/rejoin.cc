@@ -140,13 +140,9 @@ class RejoiningRank {
 }  // namespace
 
 Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::AttemptOrder& order) {
-  const std::size_t colon = order.store.rfind(':');
-  const std::string host = order.store.substr(0, colon);
-  const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  std::uint16_t port = 0;
-  if (colon != std::string::npos)
-    port = parse_number<std::uint16_t>(std::string_view(order.store).substr(colon + 1)).value_or(0);
-  if ((host.empty() || port == 0) && order.world > 1) {
+  HostPort store = split_endpoint(order.store).value_or(HostPort{});
+  const std::uint16_t port = parse_number<std::uint16_t>(store.port.value_or("")).value_or(0);
+  if ((store.host.empty() || port == 0) && order.world > 1) {
     return error_of(ErrorCode::kProtocol, "the launcher ordered an attempt with the store \"", order.store,
                     "\"");
   }
@@ -155,7 +151,7 @@ Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::At
   before.local_rank = static_cast<int>(order.local_rank);
   before.local_world_size = static_cast<int>(order.local_world);
   before.node = static_cast<int>(order.node_rank);
-  before.master_addr = in_brackets ? host.substr(1, host.size() - 2) : host;
+  before.master_addr = std::move(store.host);
   before.master_port = port;
   before.agent_store = order.agent_store;
   before.attempt = order.attempt;

@@ -70,6 +70,25 @@ TEST_CASE("an endpoint has brackets only around an IPv6 address") {
   CHECK(format_endpoint("fe80::1%eth0", 1) == "[fe80::1%eth0]:1");
 }
 
+TEST_CASE("an endpoint is split into host and port, both unchecked") {
+  const auto split = [](std::string_view text) {
+    const auto parts = split_endpoint(text);
+    return parts ? parts->host + ' ' + parts->port.value_or("none") : "nothing";
+  };
+  CHECK(split("gpu01") == "gpu01 none");
+  CHECK(split("gpu01:22") == "gpu01 22");
+  CHECK(split("gpu01:") == "gpu01 ");
+  CHECK(split(":22") == " 22");
+  CHECK(split("") == " none");
+  CHECK(split("[fe80::1%eth0]:22") == "fe80::1%eth0 22");
+  CHECK(split("[::1]") == "::1 none");
+  CHECK(split("[::1]:") == "::1 ");
+  CHECK(split("[]:1") == " 1");
+  CHECK(split("::1:22") == "::1:22 none");
+  for (const char* wrong : {"[", "[::1", "[::1]22", "[::1]x:22"})
+    CHECK(split(wrong) == "nothing");
+}
+
 TEST_CASE("numbers are sorted runs, and many are cut short") {
   CHECK(format_number_set({}).empty());
   CHECK(format_number_set({3, 1, 2, 1}) == "1-3");

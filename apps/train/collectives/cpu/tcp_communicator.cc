@@ -41,11 +41,9 @@ Result<AddressInfo> parse_address(const std::string& host, const std::string& po
 }
 
 Result<AddressInfo> parse_address(const std::string& address) {
-  const std::size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return error_of(ErrorCode::kProtocol, "\"", address, "\" has no port");
-  std::string host = address.substr(0, colon);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return parse_address(host, address.substr(colon + 1));
+  const auto place = split_endpoint(address);
+  if (!place || !place->port) return error_of(ErrorCode::kProtocol, "\"", address, "\" has no port");
+  return parse_address(place->host, *place->port);
 }
 
 Result<UniqueFd> new_socket(const addrinfo& info) {

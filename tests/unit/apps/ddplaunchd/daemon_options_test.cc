@@ -54,6 +54,7 @@ TEST_CASE("a wrong option of the daemon is named in an error") {
   CHECK(flaw({"--listen", "10.0.0.5"}) == "--listen 10.0.0.5: give the port, too: 10.0.0.5:29499");
   CHECK(flaw({"--listen", "fd00::5:4000"}) ==
         "--listen fd00::5:4000: write an IPv6 address in brackets: [fd00::5]:29499");
+  CHECK(flaw({"--listen", "[fd00::5]"}) == "--listen [fd00::5]: give the port, too: [fd00::5]:29499");
   CHECK(flaw({"--listen", ":4000"}) ==
         "--listen :4000: the address before the colon is missing; for all interfaces give only the port");
   CHECK(flaw({"--listen", "1", "--insecure"}) ==

@@ -26,6 +26,7 @@ TEST_CASE("an endpoint has a host, a port and a path") {
   CHECK(place("https://collector:4318") ==
         "OTEL_EXPORTER_OTLP_ENDPOINT https://collector:4318: give http://HOST:PORT; TLS is not known");
   CHECK(place("http://a:70000").ends_with(": its port is not 1 to 65535"));
+  CHECK(place("http://fd00::5:4318").ends_with(": write an IPv6 address in brackets: http://[fd00::5]:4318"));
   CHECK(place("http://").ends_with(": give http://HOST:PORT"));
   CHECK(place("http://a b").ends_with(": give http://HOST:PORT"));
   CHECK(place("http://a/\r\nX: y").ends_with(": give http://HOST:PORT"));
