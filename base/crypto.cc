@@ -11,6 +11,8 @@
 #include <new>
 #include <utility>
 
+#include "base/text.h"
+
 namespace ddp {
 
 Secret::Secret(std::string_view bytes) {
@@ -62,11 +64,8 @@ Result<std::string> random_text(std::size_t bytes) {
   std::string random(bytes, '\0');
   if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
     return system_error(errno, "get random bytes from the kernel");
-  std::string text;
-  for (const char byte : random) {
-    text += "0123456789abcdef"[static_cast<unsigned char>(byte) >> 4];
-    text += "0123456789abcdef"[static_cast<unsigned char>(byte) & 15];
-  }
+  std::string text = format_hex(random);
+  ::explicit_bzero(random.data(), random.size());
   return text;
 }
 
@@ -145,10 +144,8 @@ std::string Sha256::hex() {
     tail += static_cast<char>(bits >> shift);
   add(tail);
   std::string text;
-  for (const std::uint32_t word : state_) {
-    for (int shift = 28; shift >= 0; shift -= 4)
-      text += "0123456789abcdef"[word >> shift & 15];
-  }
+  for (const std::uint32_t word : state_)
+    text += format_text("%08x", word);
   return text;
 }
 

@@ -48,8 +48,8 @@ class Secret {
 /// There is no formatter, on purpose.
 std::ostream& operator<<(std::ostream&, const Secret&) = delete;
 
-/// Returns `bytes` random bytes of the kernel as hexadecimal digits, for names that cannot be guessed. Error:
-/// kSystem, the kernel has none yet.
+/// Returns `bytes` random bytes of the kernel as hexadecimal digits, for names that cannot be guessed, and
+/// for secrets: no other copy stays in memory. Error: kSystem, the kernel has none yet.
 Result<std::string> random_text(std::size_t bytes);
 
 /// SHA-256 (FIPS 180-4), so that the static agent can check received files without a library. About 200 MB/s.

@@ -41,15 +41,6 @@ std::optional<T> read_as(std::string_view bytes, std::uint64_t offset) {
   return value;
 }
 
-std::string hex(std::string_view bytes) {
-  std::string text;
-  for (const char c : bytes) {
-    text += "0123456789abcdef"[static_cast<unsigned char>(c) >> 4];
-    text += "0123456789abcdef"[static_cast<unsigned char>(c) & 15];
-  }
-  return text;
-}
-
 std::string build_id_in(std::string_view notes) {
   constexpr std::string_view kOwner("GNU\0", 4);
   std::uint64_t at = 0;
@@ -60,7 +51,7 @@ std::string build_id_in(std::string_view notes) {
     const auto name = piece(notes, name_at, note->n_namesz);
     const auto value = piece(notes, value_at, note->n_descsz);
     if (!name || !value) return {};
-    if (note->n_type == NT_GNU_BUILD_ID && *name == kOwner) return hex(*value);
+    if (note->n_type == NT_GNU_BUILD_ID && *name == kOwner) return format_hex(*value);
     at = value_at + (std::uint64_t{note->n_descsz} + 3) / 4 * 4;
   }
   return {};

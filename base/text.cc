@@ -9,6 +9,8 @@
 namespace ddp {
 namespace {
 
+constexpr std::string_view kHex = "0123456789abcdef";
+
 const char* begin_of(TextTable::Colour colour) {
   switch (colour) {
     case TextTable::Colour::kNone: return "";
@@ -112,6 +114,27 @@ std::string format_ranks(std::vector<int> ranks) {
 std::string format_number_range(int first, int count) {
   const std::string low = std::to_string(first);
   return count == 1 ? low : low + '-' + std::to_string(first + count - 1);
+}
+
+std::string format_hex(std::string_view bytes) {
+  std::string text;
+  text.reserve(2 * bytes.size());  // secrets are not left in a smaller buffer (random_text)
+  for (const unsigned char byte : bytes) {
+    text += kHex[byte >> 4];
+    text += kHex[byte & 15];
+  }
+  return text;
+}
+
+std::optional<std::string> parse_hex(std::string_view text) {
+  if (text.size() % 2 != 0) return std::nullopt;
+  std::string bytes;
+  for (std::size_t i = 0; i < text.size(); i += 2) {
+    const auto high = kHex.find(text[i]), low = kHex.find(text[i + 1]);
+    if (high == std::string_view::npos || low == std::string_view::npos) return std::nullopt;
+    bytes += static_cast<char>(high << 4 | low);
+  }
+  return bytes;
 }
 
 std::string quote(std::string_view text) {
@@ -296,14 +319,12 @@ constexpr std::array<CodepointRange, 11> kUnsafe{{{0x00, 0x1f},
                                                   {0xe0000, 0xe007f}}};
 
 void append_json_escape(char32_t unit, std::string& out) {
-  constexpr std::string_view kHex = "0123456789abcdef";
   out += "\\u";
   for (int shift = 12; shift >= 0; shift -= 4)
     out += kHex[(unit >> shift) & 15];
 }
 
 std::string spelled(const Utf8Character& character) {
-  constexpr std::string_view kHex = "0123456789abcdef";
   switch (character.code) {
     case '\n': return "\\n";
     case '\r': return "\\r";

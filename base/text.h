@@ -58,6 +58,12 @@ std::string counted(Count count, std::string_view one, std::string_view many = {
   return count != 1 && many.empty() ? text + 's' : text;
 }
 
+/// Returns two lower-case hexadecimal digits for each byte.
+std::string format_hex(std::string_view bytes);
+
+/// Returns the bytes that format_hex made into `text`; nullopt: it made another text.
+std::optional<std::string> parse_hex(std::string_view text);
+
 /// Returns the text in double quotes. Nothing is escaped.
 std::string quote(std::string_view text);
 

@@ -302,8 +302,7 @@ namespace {
 std::string shown(char c) {
   const auto byte = static_cast<unsigned char>(c);
   if (byte > ' ' && byte < 0x7f) return std::string("'") + c + "'";
-  constexpr std::string_view kHex = "0123456789abcdef";
-  return std::string("byte 0x") + kHex[byte >> 4] + kHex[byte & 15];
+  return format_text("byte 0x%02x", byte);
 }
 
 bool is_name_character(char c) {

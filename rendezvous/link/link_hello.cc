@@ -10,7 +10,6 @@ namespace ddp::rendezvous {
 namespace {
 
 constexpr std::string_view kPrefix = "ddplaunch-link/";
-constexpr std::string_view kDigits = "0123456789abcdef";
 
 bool is_name_character(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
@@ -33,12 +32,9 @@ std::optional<LinkRole> role_of(std::string_view name) {
 }
 
 bool read_nonce(std::string_view text, std::array<std::uint8_t, 16>& nonce) {
-  if (text.size() != 2 * nonce.size()) return false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const std::size_t digit = kDigits.find(text[i]);
-    if (digit == std::string_view::npos) return false;
-    nonce[i / 2] = static_cast<std::uint8_t>(nonce[i / 2] << 4 | digit);
-  }
+  const auto bytes = parse_hex(text);
+  if (!bytes || bytes->size() != nonce.size()) return false;
+  std::copy(bytes->begin(), bytes->end(), nonce.begin());
   return true;
 }
 
@@ -73,12 +69,8 @@ std::string identity_text(const LinkIdentity& identity) {
     text += ' ';
     text += word;
   }
-  text += ' ';
-  for (const std::uint8_t byte : identity.nonce) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
+  return text + ' ' +
+         format_hex({reinterpret_cast<const char*>(identity.nonce.data()), identity.nonce.size()});
 }
 
 boost::system::result<LinkIdentity, LinkRefusal> parse_identity(std::string_view text) {

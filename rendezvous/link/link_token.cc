@@ -1,7 +1,6 @@
 #include "rendezvous/link/link_token.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -191,15 +190,7 @@ Result<std::string> default_token_path() {
 
 /// Returns 256 random bits as 64 hexadecimal digits.
 Result<Secret> random_digits() {
-  std::array<unsigned char, 32> bytes;
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    return system_error(errno, "random bytes for a token");
-  std::array<char, 2 * bytes.size()> text;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    text[2 * i] = "0123456789abcdef"[bytes[i] >> 4];
-    text[2 * i + 1] = "0123456789abcdef"[bytes[i] & 15];
-  }
-  explicit_bzero(bytes.data(), bytes.size());
+  auto text = DDP_TRY(random_text(32));
   return Secret::take(text.data(), text.size());
 }
 

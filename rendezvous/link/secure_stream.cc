@@ -17,6 +17,8 @@
 #include <openssl/params.h>
 #include <openssl/ssl.h>
 
+#include "base/text.h"
+
 namespace ddp::rendezvous {
 
 /// Data for the callbacks of one handshake: set as the SSL's app data before it, removed after it.
@@ -175,14 +177,7 @@ Result<Secret> session_key(const Secret& link_key, const LinkIdentity& identity)
 
 std::string token_check(const Secret& token) {
   const auto digest = hkdf_sha256(token.reveal(), kSalt, "check", 3);
-  std::string text;
-  if (!digest) return text;
-  for (const char c : digest->reveal()) {
-    const auto byte = static_cast<unsigned char>(c);
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  return text;
+  return digest ? format_hex(digest->reveal()) : "";
 }
 
 /// Replaces OpenSSL's socket BIO, which raises SIGPIPE and does not know bytes that were read earlier.

@@ -89,6 +89,14 @@ TEST_CASE("an endpoint is split into host and port, both unchecked") {
     CHECK(split(wrong) == "nothing");
 }
 
+TEST_CASE("bytes become hexadecimal digits, and only such digits become bytes") {
+  CHECK(format_hex(std::string_view("\x00\x7f\xff", 3)) == "007fff");
+  CHECK(parse_hex("007fff") == std::string("\x00\x7f\xff", 3));
+  CHECK(parse_hex("") == "");
+  for (const char* wrong : {"0", "0g", "g0", "AB", "0x"})
+    CHECK_FALSE(parse_hex(wrong));
+}
+
 TEST_CASE("numbers are sorted runs, and many are cut short") {
   CHECK(format_number_set({}).empty());
   CHECK(format_number_set({3, 1, 2, 1}) == "1-3");

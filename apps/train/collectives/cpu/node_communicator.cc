@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include <span>
 
 #include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "base/crypto.h"
 
 namespace ddp::train {
 
@@ -241,18 +241,6 @@ Result<> BetweenNodes::barrier() {
 
 namespace {
 
-Result<std::string> random_name() {
-  std::array<unsigned char, 16> bytes;
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    return system_error(errno, "getrandom");
-  std::string name = "ddp-train-";
-  for (const unsigned char byte : bytes) {
-    name += "0123456789abcdef"[byte >> 4];
-    name += "0123456789abcdef"[byte & 15];
-  }
-  return name;
-}
-
 /// Returns an address of the abstract namespace: it is gone with its socket, however the process ends.
 std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name) {
   sockaddr_un address{};
@@ -387,7 +375,7 @@ Result<std::vector<NodePeer>> gather_members(const GroupConfig& config, int list
 
 Result<NodeLinks> lead(const GroupConfig& config, PeerDirectory& directory, const std::string& key,
                        Deadline deadline) {
-  const auto name = DDP_TRY(within(config.me(), random_name()));
+  const auto name = "ddp-train-" + DDP_TRY(within(config.me(), random_text(16)));
   auto listener = DDP_TRY(within(config.me(), seqpacket_socket()));
   const auto [address, size] = abstract_address(name);
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||

@@ -62,7 +62,6 @@ std::vector<std::string> active_infiniband(const std::string& root) {
 namespace {
 
 constexpr std::size_t kIdBytes = 128;
-constexpr std::string_view kDigits = "0123456789abcdef";
 
 }  // namespace
 
@@ -79,13 +78,7 @@ std::string nccl_root_key(const std::string& group, int root) {
 }
 
 std::string encode_nccl_id(std::string_view id, int version) {
-  std::string text = std::to_string(version) + " ";
-  for (const char byte : id) {
-    const auto value = static_cast<unsigned char>(byte);
-    text += kDigits[value >> 4];
-    text += kDigits[value & 15];
-  }
-  return text;
+  return std::to_string(version) + ' ' + format_hex(id);
 }
 
 Result<std::string> decode_nccl_id(std::string_view text, int version, const std::string& by) {
@@ -98,14 +91,9 @@ Result<std::string> decode_nccl_id(std::string_view text, int version, const std
                        nccl_version_text(version), "; install the same version for all ranks");
   }
   text.remove_prefix(static_cast<std::size_t>(read.ptr - text.data()) + 1);
-  if (text.size() != 2 * kIdBytes) return broken;
-  std::string id;
-  for (std::size_t i = 0; i < text.size(); i += 2) {
-    const auto high = kDigits.find(text[i]), low = kDigits.find(text[i + 1]);
-    if (high == std::string_view::npos || low == std::string_view::npos) return broken;
-    id += static_cast<char>(high << 4 | low);
-  }
-  return id;
+  auto id = parse_hex(text);
+  if (!id || id->size() != kIdBytes) return broken;
+  return std::move(*id);
 }
 
 std::string nccl_version_text(int version) {
