@@ -510,7 +510,7 @@ class Bench(unittest.TestCase):
                 self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during \S+\n$")
 
     def test_option_errors(self):
-        for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu requires --comm nccl\n"),
+        for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu is only for --comm nccl\n"),
                                (("pairs", *NCCL, "-d", "half"), "pairs sends bytes, out of place; remove -d and --out-of-place\n"),
                                (("allreduce", "--comm", "tcp", "--device", "gpu"), "--comm tcp needs the host's memory; remove --device gpu\n"),
                                (("allreduce", "--comm", "nccl", "--device", "cpu"), "--comm nccl needs the GPUs' memory; remove --device cpu\n")):

@@ -157,13 +157,7 @@ void declare_runs(OptionTable& table, BenchOptions& options) {
        .default_text = "none",
        .help = "exit code 1 if the largest message, or any pair, is below this bus bandwidth in GB/s"},
       number_into(options.min_busbw, 0, 1e9));
-  table.value({.names = "--json",
-               .value = "FILE",
-               .help = "file for the result, written by rank 0",
-               .details = "[Records](acceptance.md#records) describes it.",
-               .completion = Completion::kFile,
-               .equal = true},
-              text_into(options.json));
+  declare_json(table, options.json);
 }
 
 void declare_options(OptionTable& table, BenchOptions& options) {
@@ -187,8 +181,8 @@ void declare_options(OptionTable& table, BenchOptions& options) {
                   "mean the host's memory.",
        .equal = true},
       options.device, device_words());
-  declare_backend(table, "NCCL between GPUs; else shared memory inside a node, TCP between nodes",
-                  options.comm, options.share_gpu, options.comm_timeout, "-T,--comm-timeout,--timeout");
+  declare_backend(table, "NCCL between GPUs; else shared memory inside a node, TCP between nodes", options,
+                  "-T,--comm-timeout,--timeout");
   declare_fixed(table);
   declare_help(table);
 }
@@ -226,7 +220,6 @@ std::string complete(const OptionTable& table, BenchOptions& options) {
     if (options.device == DeviceKind::kCpu) return only;
     if (pairs) return "pairs sends bytes, out of place; remove -d and --out-of-place";
   }
-  if (options.share_gpu && options.comm != CommKind::kNccl) return "--share-gpu requires --comm nccl";
   return "";
 }
 
@@ -319,16 +312,6 @@ std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& e
          " for a rank" + instead;
 }
 
-/// The options of a world whose ranks choose as in a training.
-TrainOptions world_options_of(const BenchOptions& options) {
-  TrainOptions world;
-  world.device = options.device;
-  world.comm = options.comm;
-  world.comm_timeout = options.comm_timeout;
-  world.share_gpu = options.share_gpu;
-  return world;
-}
-
 /// Returns an error that is visible before anything starts; empty: none.
 std::string contradiction(const BenchOptions& options, const WorkerEnvironment& environment,
                           const TrainOptions& world) {
@@ -348,9 +331,11 @@ int run_bench(int argc, const char* const* argv) {
       read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
   if (!environment) return fail(environment.error().text);
   environment->collectives.clear();  // a flight recorder would be part of what is measured
-  const std::string problem = contradiction(options, *environment, world_options_of(options));
+  TrainOptions choosing;             // the ranks choose as in a training
+  static_cast<BackendOptions&>(choosing) = options;
+  const std::string problem = contradiction(options, *environment, choosing);
   if (!problem.empty()) return refuse("train bench", {problem});
-  auto world = join_world(*environment, world_options_of(options), {.remark = "# "});
+  auto world = join_world(*environment, choosing, {.remark = "# "});
   if (!world) return fail(world.error().text);
   Communicator& ranks = *world->communicator;
   if (auto equal = check_equal(ranks, equal_options(options)); !equal) return fail(equal.error().text);

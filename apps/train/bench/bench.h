@@ -1,19 +1,17 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
 
 #include "apps/options/option_table.h"
 #include "apps/train/bench/bench_report.h"
-#include "apps/train/collectives/communicator.h"
 #include "apps/train/options/options.h"
 
 namespace ddp::train {
 
 /// Names and defaults are those of nccl-tests, if it has the option.
-struct BenchOptions {
+struct BenchOptions : BackendOptions {
   BenchOperation operation = BenchOperation::kAllReduce;
   std::size_t min_bytes = 8;
   std::size_t max_bytes = 32u << 20;
@@ -26,10 +24,6 @@ struct BenchOptions {
   bool out_of_place = false;               ///< only over NCCL
   double min_busbw = 0;                    ///< GB/s; 0: none
   std::string json;                        ///< file that rank 0 writes; empty: none
-  DeviceKind device = DeviceKind::kAuto;   ///< whose memory the messages are in
-  CommKind comm = CommKind::kAuto;
-  bool share_gpu = false;  ///< with kNccl
-  std::chrono::milliseconds comm_timeout{60'000};
 };
 
 /// `argv[0]` is "bench".

@@ -113,13 +113,7 @@ void declare_options(OptionTable& table, HealthOptions& options) {
       {.names = "--comm-timeout", .value = "TIME", .help = "give up when a peer moves no byte for this long"},
       time_into(options.comm_timeout, kLeastTime));
   table.group("Report");
-  table.value({.names = "--json",
-               .value = "FILE",
-               .help = "file for the result, written by rank 0",
-               .details = "[Records](acceptance.md#records) describes it.",
-               .completion = Completion::kFile,
-               .equal = true},
-              text_into(options.json));
+  declare_json(table, options.json);
   declare_help(table);
 }
 

@@ -72,15 +72,12 @@ struct InjectedFault {
   HealthFault fault = HealthFault::kGemm;
 };
 
-struct HealthOptions {
+struct HealthOptions : BackendOptions {
   std::chrono::milliseconds time{10'000};  ///< duration of the matrix products of a round
   double minutes = 0;                      ///< repeat the tests of devices for so long; 0: one round
   std::size_t memory_mb = 0;               ///< 0: 256, on a GPU most of the free memory
-  DeviceKind device = DeviceKind::kAuto;
-  int threads = 0;  ///< per rank on a CPU; 0: its part of the cores
+  int threads = 0;                         ///< per rank on a CPU; 0: its part of the cores
   std::optional<InjectedFault> inject;
-  CommKind comm = CommKind::kAuto;
-  std::chrono::milliseconds comm_timeout{60'000};
   std::string json;  ///< file that rank 0 writes; empty: none
 };
 

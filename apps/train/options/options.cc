@@ -225,8 +225,8 @@ void declare_communication(OptionTable& table, TrainOptions& options) {
                .details = "A K above 1 needs shared memory inside the nodes.",
                .equal = true},
               number_into(options.sync_every_inter, 1, 1e9));
-  declare_backend(table, "nccl on GPUs, else shared memory inside a node and TCP between nodes", options.comm,
-                  options.share_gpu, options.comm_timeout, "--comm-timeout");
+  declare_backend(table, "nccl on GPUs, else shared memory inside a node and TCP between nodes", options,
+                  "--comm-timeout");
   table.choice<bool>(
       {.names = "--on-peer-loss",
        .help = "exit, or rejoin: the surviving ranks continue in the same process, with the weights in "
@@ -354,22 +354,34 @@ const std::vector<std::pair<std::string, CommKind>>& comm_words() {
   return words;
 }
 
-void declare_backend(OptionTable& table, const std::string& auto_help, CommKind& comm, bool& share_gpu,
-                     std::chrono::milliseconds& timeout, std::string timeout_names) {
+void declare_backend(OptionTable& table, const std::string& auto_help, BackendOptions& options,
+                     std::string timeout_names) {
   table.choice<CommKind>(
       {.names = "--comm",
        .help = "auto: " + auto_help +
                "; tcp: only that; shm: as auto on CPUs, but never without shared memory; "
                "nccl: NVIDIA's library, over the GPUs",
        .details = "[GPUs and NCCL](train.md#gpus-and-nccl) says where NCCL is searched for."},
-      comm, comm_words());
-  table.flag({.names = "--share-gpu", .help = "with --comm nccl: several ranks use one GPU, for tests"},
-             share_gpu);
+      options.comm, comm_words());
+  table.flag({.names = "--share-gpu",
+              .help = "several ranks use one GPU, for tests",
+              .only_with = {.others = {"--comm nccl"}}},
+             options.share_gpu);
   table.value({.names = std::move(timeout_names),
                .value = "TIME",
                .help = "give up when a peer moves no byte for this long",
                .details = "NCCL's start waits 120 s for other ranks, or TIME if that is longer."},
-              time_into(timeout, std::chrono::milliseconds(1)));
+              time_into(options.comm_timeout, std::chrono::milliseconds(1)));
+}
+
+void declare_json(OptionTable& table, std::string& file) {
+  table.value({.names = "--json",
+               .value = "FILE",
+               .help = "file for the result, written by rank 0",
+               .details = "[Records](acceptance.md#records) describes it.",
+               .completion = Completion::kFile,
+               .equal = true},
+              text_into(file));
 }
 
 void declare_options(OptionTable& table, TrainOptions& options) {
@@ -451,7 +463,6 @@ std::string contradiction(const TrainOptions& options, int world_size) {
     return "--on-peer-loss rejoin cannot be combined with --zero 1: a lost rank's part of the optimizer's "
            "state has no copy";
   }
-  if (options.share_gpu && options.comm != CommKind::kNccl) return "--share-gpu requires --comm nccl";
   if (options.sync_bn && options.sync_every_inter > 1)
     return "--sync-bn cannot be combined with --sync-every-inter: SyncBN needs all ranks in every step";
   if (options.sync_bn && options.model == ModelKind::kMlp)

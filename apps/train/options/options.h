@@ -77,7 +77,15 @@ struct InjectedNan {
   std::uint64_t step = 0;
 };
 
-struct TrainOptions {
+/// How ranks meet: alike in train, train bench and train health.
+struct BackendOptions {
+  DeviceKind device = DeviceKind::kAuto;  ///< kAuto until the ranks have chosen (world/run_choice.h)
+  CommKind comm = CommKind::kAuto;
+  std::chrono::milliseconds comm_timeout{60'000};
+  bool share_gpu = false;  ///< several ranks on one GPU, over NCCL; train health has no such option
+};
+
+struct TrainOptions : BackendOptions {
   std::string data = "auto";  ///< directory, "synthetic", or "auto" (NodeData)
   std::size_t limit = 0;      ///< training images over all ranks; 0: all
   ModelKind model = ModelKind::kAuto;
@@ -85,7 +93,6 @@ struct TrainOptions {
   int mlp_depth = 2;  ///< hidden layers
   Dtype dtype = Dtype::kFloat32;
   MatmulPrecision matmul_precision = MatmulPrecision::kHighest;
-  DeviceKind device = DeviceKind::kAuto;  ///< kAuto until the ranks have chosen (world/run_choice.h)
   int epochs = 1;
   std::uint64_t max_steps = 0;  ///< 0: all of the epochs
   bool keeps_steps = false;     ///< the user left the length open: agree_on_epochs() sets `epochs`
@@ -118,9 +125,6 @@ struct TrainOptions {
   std::string profile;       ///< Chrome trace; empty: none
   std::string sample_log;    ///< directory for lists of each rank's samples; empty: none
   std::optional<InjectedNan> inject_nan;
-  CommKind comm = CommKind::kAuto;
-  std::chrono::milliseconds comm_timeout{60'000};
-  bool share_gpu = false;       ///< several ranks on one GPU, over NCCL
   std::string flight_recorder;  ///< directory for the last operations of ranks when one is lost; empty: none
   std::string read_flight_recorder;  ///< analyze the logs in this directory instead of training; empty: train
   bool rejoin = false;               ///< a rank that loses a peer goes on in the same process
@@ -134,10 +138,11 @@ std::vector<OptionGroup> train_option_groups();
 void declare_options(OptionTable& table, TrainOptions& options);
 
 /// Declares --comm, --share-gpu and the timeout, which train and train bench have alike. `auto_help` says
-/// what
-/// --comm auto means.
-void declare_backend(OptionTable& table, const std::string& auto_help, CommKind& comm, bool& share_gpu,
-                     std::chrono::milliseconds& timeout, std::string timeout_names);
+/// what --comm auto means.
+void declare_backend(OptionTable& table, const std::string& auto_help, BackendOptions& options,
+                     std::string timeout_names);
+/// Declares --json, the file of train bench and train health for their result.
+void declare_json(OptionTable& table, std::string& file);
 /// The values of --device and --comm.
 const std::vector<std::pair<std::string, DeviceKind>>& device_words();
 const std::vector<std::pair<std::string, CommKind>>& comm_words();

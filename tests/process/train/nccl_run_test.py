@@ -52,7 +52,7 @@ class WithoutGpu(unittest.TestCase):
 class Messages(unittest.TestCase):
     def test_share_gpu_needs_comm_nccl(self):
         (code, lines, errors), = run(1, *SMALL, "--share-gpu")
-        self.assertEqual((code, lines, errors), (2, [], "train: --share-gpu requires --comm nccl\n"))
+        self.assertEqual((code, lines, errors), (2, [], "train: --share-gpu is only for --comm nccl\n"))
 
     def test_an_unavailable_backend(self):
         (code, _, errors), = run(1, "--comm", "mpi")
