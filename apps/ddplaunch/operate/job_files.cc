@@ -117,6 +117,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 /// No line of a journal is longer, since texts are cut.
 constexpr std::size_t kLongEvent = 1u << 20;
+constexpr std::size_t kJournalBytes = 32u << 20;
 
 UniqueFd open_journal(const std::string& path) {
   return UniqueFd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
@@ -160,6 +161,23 @@ std::vector<std::string> JournalTail::new_lines() {
   fd_ = open_journal(path_);
   if (fd_) read_rest(lines);
   return lines;
+}
+
+void visit_events(const std::string& directory,
+                  const std::function<void(const OrderedJson& event, std::string_view line)>& visit) {
+  for (const char* file : {"/events.jsonl.1", "/events.jsonl"}) {
+    std::istringstream lines(read_start(directory + file, kJournalBytes, O_NOFOLLOW | O_NONBLOCK));
+    for (std::string line; std::getline(lines, line);) {
+      const OrderedJson event = OrderedJson::parse(line, nullptr, false);  // a full disk cuts lines
+      if (event.is_object() && event.contains("event")) visit(event, line);
+    }
+  }
+}
+
+std::optional<std::uint32_t> number_in(const OrderedJson& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number_unsigned()) return {};
+  return found->get<std::uint32_t>();
 }
 
 Result<std::string> ask_running_job(const launcher::JobEntry& job, const std::string& method,
@@ -367,10 +385,9 @@ void OutputTail::read_timed_lines() {
       const std::string_view text = std::string_view(timed_rest_).substr(at, end - at);
       if (text.find(of_rank) == std::string_view::npos) continue;
       const OrderedJson json = OrderedJson::parse(without_lone_surrogates(std::string(text)), nullptr, false);
-      if (!json.is_object() || !json.contains("rank") || !json["rank"].is_number_unsigned()) continue;
-      const auto rank = json["rank"].get<std::uint32_t>();
-      if (rank_ && rank != *rank_) continue;
-      new_.push_back({parse_moment(launcher::text_of(json, "time"), milliseconds(0)), milliseconds(0), rank,
+      const auto rank = number_in(json, "rank");
+      if (!rank || (rank_ && *rank != *rank_)) continue;
+      new_.push_back({parse_moment(launcher::text_of(json, "time"), milliseconds(0)), milliseconds(0), *rank,
                       launcher::text_of(json, "stream") == "stderr", launcher::text_of(json, "line")});
     }
     timed_rest_.erase(0, at);

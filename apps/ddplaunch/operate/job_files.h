@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -69,6 +70,15 @@ class JournalTail {
   UniqueFd fd_;
   std::string rest_;  ///< the beginning of a line
 };
+
+/// Calls `visit` for each event of a job's journal with its line, those of the older file first. Blocks on
+/// the disk.
+void visit_events(
+    const std::string& directory,
+    const std::function<void(const nlohmann::ordered_json& event, std::string_view line)>& visit);
+
+/// Returns a number of an object, such as the "rank" of an event. Unset: there is none.
+std::optional<std::uint32_t> number_in(const nlohmann::ordered_json& object, const char* key);
 
 /// Sends a request to the ddplaunch of a job that runs on this host (docs/users/operate.md) and returns the
 /// body of its answer. An error names the job. kLinkLost: its ddplaunch is stopped (SIGSTOP), which would

@@ -19,7 +19,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -46,7 +45,6 @@ constexpr milliseconds kLookEvery{200};
 constexpr std::size_t kOneRead = 256u << 10;
 /// How far back the begin of a line is searched.
 constexpr std::size_t kLongLine = 1u << 20;
-constexpr std::size_t kJournalBytes = 32u << 20;
 
 constexpr std::size_t kOneWrite = 64u << 10;
 /// Of the time at which a new line is read.
@@ -87,10 +85,11 @@ void read_times(TimedLines& timed, milliseconds from) {
     for (std::size_t end = 0; (end = timed.rest.find('\n', at)) != std::string::npos; at = end + 1) {
       const OrderedJson line =
           OrderedJson::parse(std::string_view(timed.rest).substr(at, end - at), nullptr, false);
-      if (!line.is_object()) continue;  // it has bytes that are not UTF-8
+      const auto rank = number_in(line, "rank");
+      if (!rank) continue;  // the line has bytes that are not UTF-8
       const auto time = parse_moment(launcher::text_of(line, "time"), milliseconds(0));
-      if (!time || *time < from || !line.contains("rank") || !line["rank"].is_number_unsigned()) continue;
-      timed.lines[{line["rank"].get<std::uint32_t>(), launcher::text_of(line, "stream")}].emplace_back(
+      if (!time || *time < from) continue;
+      timed.lines[{*rank, launcher::text_of(line, "stream")}].emplace_back(
           *time, hash_of(launcher::without_colours(launcher::text_of(line, "line"))));
     }
     timed.rest.erase(0, at);
@@ -149,23 +148,6 @@ void seek_tail(int fd, std::uint64_t count) {
   ::lseek(fd, 0, SEEK_SET);
 }
 
-/// Calls `visit` for each event of the journal that has an attempt.
-template <class Visit>
-void visit_events(const launcher::JobEntry& job, Visit visit) {
-  for (const char* file : {"/events.jsonl.1", "/events.jsonl"}) {
-    const std::string text = read_start(job.directory + file, kJournalBytes, O_NONBLOCK);
-    for (std::size_t at = 0; at < text.size();) {
-      const std::size_t end = std::min(text.find('\n', at), text.size());
-      const OrderedJson event =
-          OrderedJson::parse(text.begin() + static_cast<std::ptrdiff_t>(at),
-                             text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
-      at = end + 1;
-      if (event.is_object() && event.contains("attempt") && event["attempt"].is_number())
-        visit(event, event["attempt"].get<std::uint32_t>());
-    }
-  }
-}
-
 /// Returns the rank of each attempt that is its root cause. Before the report exists, all ranks that failed
 /// before ddplaunch began to stop the workers.
 std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::JobEntry& job) {
@@ -175,18 +157,19 @@ std::set<std::pair<std::uint32_t, std::uint32_t>> failed_ranks(const launcher::J
     OrderedJson causes =
         report["earlier_attempts"].is_array() ? report["earlier_attempts"] : OrderedJson::array();
     causes.push_back(report["root_cause"]);
-    for (OrderedJson& cause : causes)
-      if (cause.is_object() && cause["rank"].is_number() && cause["attempt"].is_number())
-        failed.emplace(cause["attempt"].get<std::uint32_t>(), cause["rank"].get<std::uint32_t>());
+    for (const OrderedJson& cause : causes)
+      if (const auto attempt = number_in(cause, "attempt"), rank = number_in(cause, "rank"); attempt && rank)
+        failed.emplace(*attempt, *rank);
     return failed;
   }
   std::set<std::uint32_t> stopped;
-  visit_events(job, [&](const OrderedJson& event, std::uint32_t attempt) {
+  visit_events(job.directory, [&](const OrderedJson& event, std::string_view) {
     const std::string name = launcher::text_of(event, "event");
-    if (name == "attempt_stopping") stopped.insert(attempt);
-    if (name != "rank_exited" || stopped.contains(attempt)) return;
-    if (event["exit_code"] != 0 && event["rank"].is_number())
-      failed.emplace(attempt, event["rank"].get<std::uint32_t>());
+    const auto attempt = number_in(event, "attempt");
+    const auto rank = number_in(event, "rank");
+    if (attempt && name == "attempt_stopping") stopped.insert(*attempt);
+    if (name != "rank_exited" || !attempt || !rank || stopped.contains(*attempt)) return;
+    if (number_in(event, "exit_code") != 0u) failed.emplace(*attempt, *rank);
   });
   return failed;
 }
@@ -346,7 +329,7 @@ class LogPrinter {
   /// Returns the most ranks of an attempt; 0: none has started.
   int world_size() const {
     int most = 0;
-    visit_events(job_, [&most](const OrderedJson& event, std::uint32_t) {
+    visit_events(job_.directory, [&most](const OrderedJson& event, std::string_view) {
       if (launcher::text_of(event, "event") != "attempt_started" || !event["nodes"].is_array()) return;
       for (const OrderedJson& node : event["nodes"])
         most = std::max(most, node.value("first_rank", 0) + node.value("ranks", 0));
@@ -455,9 +438,10 @@ class LogPrinter {
     if (label_.empty()) return file;
     if (!nodes_.contains(key.attempt)) {
       nodes_[key.attempt];  // once, even if the journal has lost it
-      visit_events(job_, [this](const OrderedJson& event, std::uint32_t attempt) {
-        if (launcher::text_of(event, "event") == "attempt_started" && event["nodes"].is_array())
-          nodes_[attempt] = event["nodes"];
+      visit_events(job_.directory, [this](const OrderedJson& event, std::string_view) {
+        const auto attempt = number_in(event, "attempt");
+        if (attempt && launcher::text_of(event, "event") == "attempt_started" && event["nodes"].is_array())
+          nodes_[*attempt] = event["nodes"];
       });
     }
     std::string host = "?";

@@ -16,7 +16,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -41,7 +40,6 @@ using OrderedJson = nlohmann::ordered_json;
 using launcher::RunState;
 
 constexpr std::chrono::seconds kStatusTime{1};
-constexpr std::size_t kReportJournalBytes = 32u << 20;
 constexpr std::size_t kReportRanks = 32;  // in a report
 constexpr std::size_t kEventsKept = 20'000;
 constexpr std::ptrdiff_t kReportAttempts = 100;
@@ -56,7 +54,7 @@ struct EventList {
   std::uint64_t dropped = 0;  ///< older events that are not in `lines`
 
   void add(std::string line) {
-    if (nlohmann::json::accept(line)) lines.push_back(std::move(line));  // a full disk cuts lines
+    lines.push_back(std::move(line));
     if (lines.size() <= kEventsKept) return;
     bool odd = false;
     drop_if(lines.size(), [&odd](const std::string& old) {
@@ -78,23 +76,12 @@ struct EventList {
 
 OrderedJson events_of(const launcher::JobEntry& job) {
   EventList list;
-  for (const char* name : {"/events.jsonl.1", "/events.jsonl"}) {
-    std::istringstream lines(read_start(job.directory + name, kReportJournalBytes, O_NOFOLLOW | O_NONBLOCK));
-    for (std::string line; std::getline(lines, line);)
-      list.add(std::move(line));
-  }
+  visit_events(job.directory,
+               [&list](const OrderedJson&, std::string_view line) { list.add(std::string(line)); });
   OrderedJson events = OrderedJson::array();
-  for (const std::string& line : list.lines) {
-    OrderedJson event = OrderedJson::parse(line, nullptr, false);
-    if (event.is_object() && event.contains("event")) events.push_back(std::move(event));
-  }
+  for (const std::string& line : list.lines)
+    events.push_back(OrderedJson::parse(line));
   return events;
-}
-
-std::optional<std::uint32_t> number_in(const OrderedJson& event, const char* key) {
-  const auto found = event.find(key);
-  if (found == event.end() || !found->is_number_unsigned()) return {};
-  return found->get<std::uint32_t>();
 }
 
 /// Returns attempt and rank of those whose output explains the end of the job: ranks that failed before their
@@ -282,7 +269,7 @@ struct PageServer::Feed {
     refreshed = now;
     if (!state.is_final) state = page_state(job);
     for (std::string& line : journal.new_lines())
-      events.add(std::move(line));
+      if (nlohmann::json::accept(line)) events.add(std::move(line));  // a full disk cuts lines
   }
 
   /// Returns the new lines of a selection; unset: it is none, or has no output.
