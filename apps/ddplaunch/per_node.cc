@@ -315,12 +315,12 @@ std::string waiting_text(const JobSpec& spec, bool here) {
 /// Returns the number of workers that this node's options request, or 0 if no option does. The node counts it
 /// for its own rule.
 Result<std::uint32_t> own_workers(const JobSpec& spec, const launcher::NodeFacts& facts) {
-  if (spec.nproc.kind == launcher::ProcsPerNode::Kind::kUnset) return std::uint32_t{0};
+  if (spec.nproc.rule == rendezvous::ProcsRule::kUnset) return std::uint32_t{0};
   rendezvous::NodeSlots slots;
   slots.name = facts.hello.hostname;
   slots.gpus = static_cast<int>(facts.hello.gpus);
   slots.cpus = static_cast<int>(facts.hello.cpus);
-  const auto plan = DDP_TRY(rendezvous::plan_ranks({slots}, launcher::procs_wanted(spec)));
+  const auto plan = DDP_TRY(rendezvous::plan_ranks({slots}, spec.nproc));
   return static_cast<std::uint32_t>(plan.world_size);
 }
 

@@ -396,8 +396,8 @@ void NodeEvaluator::diagnose_gpus() {
     const auto gpus = static_cast<int>(node.hello.gpus);
     const int usable =
         spec_.hosts[i].devices.empty() ? gpus : static_cast<int>(spec_.hosts[i].devices.size());
-    if (any && count && *count > usable && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
-      collector_.add(spec_.oversubscribe ? Severity::kWarning : Severity::kError, "gpus", {i},
+    if (any && count && *count > usable && spec_.nproc.rule != rendezvous::ProcsRule::kCpu) {
+      collector_.add(spec_.nproc.oversubscribe ? Severity::kWarning : Severity::kError, "gpus", {i},
                      counted(static_cast<std::uint64_t>(*count), "worker") + ", but " +
                          counted(static_cast<std::uint64_t>(usable), "GPU"),
                      "lower slots= or --nproc-per-node, or check why the driver shows no more GPUs");
@@ -415,7 +415,7 @@ void NodeEvaluator::diagnose_gpus_of(std::size_t i, const NodeChecked& facts) {
   if (!facts.gpus_trouble.empty()) collector_.warn("gpus", i, facts.gpus_trouble, "");
   const std::vector<std::string>& wanted = spec_.hosts[i].devices;
   const bool none = facts.gpus.empty() && result_.nodes[i].hello.gpus == 0;
-  if (none && !wanted.empty() && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
+  if (none && !wanted.empty() && spec_.nproc.rule != rendezvous::ProcsRule::kCpu) {
     // If no host has GPUs, the numbers only count workers, and the job runs.
     const bool missing = any_gpu() || !facts.gpus_trouble.empty();
     collector_.add(

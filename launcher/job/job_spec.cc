@@ -55,7 +55,7 @@ JoinJob join_job(const JobSpec& spec) {
   own.explicit_env = spec.explicit_env;
   own.setup = spec.setup;
   // Counts that depend on the node (auto, gpu, cpu) are planned by the master from the node's hello.
-  if (spec.nproc.kind == ProcsPerNode::Kind::kNumber)
+  if (spec.nproc.rule == rendezvous::ProcsRule::kNumber)
     own.workers = static_cast<std::uint32_t>(spec.nproc.number);
   return own;
 }

@@ -79,13 +79,6 @@ struct WorkerCommand {
   std::string python;  ///< interpreter for kPython and kModule; empty: python3 from the worker's PATH
 };
 
-/// --nproc-per-node: a number, or what each node counts itself.
-struct ProcsPerNode {
-  using Kind = rendezvous::ProcsRule;
-  Kind kind = Kind::kUnset;
-  int number = 0;
-};
-
 enum class StoreMode : std::uint8_t {
   kAgent = 1,
   kWorker = 2
@@ -139,8 +132,7 @@ struct JobSpec {
   int spares = 0;             ///< hosts beyond max_nodes that can replace a lost one
   bool scale_up_now = false;  ///< a node that joins a running attempt ends it, for a larger one
   FenceMode fence = FenceMode::kRank0;
-  ProcsPerNode nproc;
-  bool oversubscribe = false;
+  rendezvous::ProcsWanted nproc;
   WorkerCommand command;
 
   // Start

@@ -93,7 +93,7 @@ bool HostCheck::choose_network() {
 Result<rendezvous::RankPlan> HostCheck::plan(std::vector<rendezvous::NodeSlots> slots) const {
   const std::size_t spares = std::min(slots.size() - 1, static_cast<std::size_t>(spec_.spares));
   slots.resize(slots.size() - spares);
-  auto plan = rendezvous::plan_ranks(slots, procs_wanted(spec_));
+  auto plan = rendezvous::plan_ranks(slots, spec_.nproc);
   if (plan) plan->nodes.resize(plan->nodes.size() + spares, {0, 0, 0, "a spare"});
   return plan;
 }

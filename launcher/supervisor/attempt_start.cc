@@ -200,10 +200,6 @@ std::string awaited_text(const std::map<std::string, std::vector<std::string>>& 
   return count == 0 ? text : std::to_string(count) + " of " + counted(nodes, "node") + text;
 }
 
-rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
-  return {spec.nproc.kind, spec.nproc.number, spec.oversubscribe};
-}
-
 std::chrono::milliseconds link_grace(const JobSpec& spec) {
   // Slurm ends a job by SIGTERM to all processes of its nodes, so the grace of a user's stop applies.
   return spec.launcher == LauncherKind::kSlurm ? spec.stop_grace : std::min(spec.failure_grace, kLinkGrace);

@@ -86,9 +86,6 @@ std::uint32_t to_ms(std::chrono::milliseconds value);
 /// (running --setup)". Empty: none. `awaited` holds the names by step.
 std::string awaited_text(const std::map<std::string, std::vector<std::string>>& awaited, std::size_t nodes);
 
-/// Converts --nproc-per-node for the rank plan.
-rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);
-
 HangLimits hang_limits(const JobSpec& spec);
 
 /// Returns the job for `host`, one of `nodes` that run it. A local host gets the environment for this

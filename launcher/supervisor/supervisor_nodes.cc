@@ -34,7 +34,7 @@ rendezvous::NodeSlots slots_of(const remote::Host& host, const rendezvous::Hello
 /// A node that was started by itself may set its own number of workers. Others have no say in it.
 rendezvous::ProcsWanted workers_wanted(const JobSpec& spec, const rendezvous::Hello& hello) {
   if (spec.launcher != LauncherKind::kJoin || hello.workers == 0 || hello.workers > rendezvous::kMaxWorldSize)
-    return procs_wanted(spec);
+    return spec.nproc;
   return {rendezvous::ProcsRule::kNumber, static_cast<int>(hello.workers), true};
 }
 

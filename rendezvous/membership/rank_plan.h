@@ -13,6 +13,7 @@ namespace ddp::rendezvous {
 /// torchrun). kUnset: see plan_ranks.
 enum class ProcsRule { kUnset, kNumber, kAuto, kGpu, kCpu };
 
+/// --nproc-per-node and --oversubscribe.
 struct ProcsWanted {
   ProcsRule rule = ProcsRule::kUnset;
   int number = 0;  ///< kNumber only; ≥ 1

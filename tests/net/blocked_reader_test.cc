@@ -339,7 +339,7 @@ JobSpec spec_of(std::size_t nodes, SwarmEnd end, const fs::path& directory) {
   spec.job_id = "blocked";
   spec.job_dir = directory / "job";
   spec.command.argv = {"worker"};
-  spec.nproc = {ProcsPerNode::Kind::kNumber, kRanks};
+  spec.nproc = {rendezvous::ProcsRule::kNumber, kRanks};
   spec.max_restarts = end == SwarmEnd::kStop ? 0 : 1;
   spec.restart_backoff = milliseconds(1);
   spec.start_timeout = seconds(20);

@@ -15,19 +15,19 @@ namespace ddp {
 namespace {
 
 using launcher::JobSpec;
-using launcher::ProcsPerNode;
 using launcher::WorkerCommand;
+using rendezvous::ProcsRule;
 
 constexpr std::size_t kWidth = 100;
 
 // Returns the number of workers on one host if it is known before the node has answered.
 std::optional<int> workers_on(const remote::Host& host, const JobSpec& spec) {
-  switch (spec.nproc.kind) {
-    case ProcsPerNode::Kind::kNumber: return spec.nproc.number;
-    case ProcsPerNode::Kind::kUnset: return usable_slots(host);
-    case ProcsPerNode::Kind::kAuto:
-    case ProcsPerNode::Kind::kGpu:
-    case ProcsPerNode::Kind::kCpu: return std::nullopt;
+  switch (spec.nproc.rule) {
+    case ProcsRule::kNumber: return spec.nproc.number;
+    case ProcsRule::kUnset: return usable_slots(host);
+    case ProcsRule::kAuto:
+    case ProcsRule::kGpu:
+    case ProcsRule::kCpu: return std::nullopt;
   }
   return std::nullopt;
 }
@@ -76,10 +76,10 @@ std::string nodes_text(const JobSpec& spec) {
     text += "world size " + std::to_string(*next) + '\n';
   } else {
     text += "? is counted by the node at the start: " +
-            std::string(spec.nproc.kind == ProcsPerNode::Kind::kCpu ? "its CPUs" : "its GPUs") +
-            (spec.nproc.kind == ProcsPerNode::Kind::kUnset  ? ", else one worker"
-             : spec.nproc.kind == ProcsPerNode::Kind::kAuto ? ", else its CPUs"
-                                                            : "") +
+            std::string(spec.nproc.rule == ProcsRule::kCpu ? "its CPUs" : "its GPUs") +
+            (spec.nproc.rule == ProcsRule::kUnset  ? ", else one worker"
+             : spec.nproc.rule == ProcsRule::kAuto ? ", else its CPUs"
+                                                   : "") +
             '\n';
   }
   if (used < spec.hosts.size()) text += "unused hosts: " + std::to_string(spec.hosts.size() - used) + '\n';

@@ -19,7 +19,7 @@ namespace {
 
 using launcher::JobSpec;
 using launcher::LauncherKind;
-using launcher::ProcsPerNode;
+using rendezvous::ProcsRule;
 
 constexpr std::size_t kMaxNamed = 10;  ///< hosts named in one message
 constexpr char kFewer[] = "; ask for fewer, raise slots= there, or add --oversubscribe";
@@ -239,9 +239,7 @@ void share_evenly(long long total, const std::string& what, JobSpec& spec, Diagn
   if (total % nodes != 0) {
     diagnostics.fail(what + " is the total and cannot be divided evenly among " + std::to_string(nodes) +
                      " machines; correct it, or remove it and give each host slots= in the hostfile");
-  } else if (const auto procs = read_procs(std::to_string(total / nodes))) {
-    spec.nproc = *procs;
-  } else {
+  } else if (!procs_into(spec.nproc)(std::to_string(total / nodes)).empty()) {
     diagnostics.fail(what + ": more than 65535 workers on each machine");
   }
 }
@@ -288,7 +286,7 @@ void share_total(JobOptions& options, Diagnostics& diagnostics) {
   if (spec.hosts.empty() || each_given) return;
   const bool has_slots = std::any_of(spec.hosts.begin(), spec.hosts.end(),
                                      [](const remote::Host& host) { return usable_slots(host).has_value(); });
-  if (has_slots && !options.written.nnodes && !spec.oversubscribe)
+  if (has_slots && !options.written.nnodes && !spec.nproc.oversubscribe)
     return fill_slots(*options.written.ntasks, what, spec, diagnostics);
   share_evenly(*options.written.ntasks, what, spec, diagnostics);
 }
@@ -303,7 +301,7 @@ void give_devices(const AccelerateConfig& config, JobSpec& spec, Diagnostics& di
     host.devices = config.devices;
     used = true;
   }
-  if (!used || spec.oversubscribe || spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
+  if (!used || spec.nproc.oversubscribe || spec.nproc.rule != ProcsRule::kNumber) return;
   if (spec.nproc.number <= static_cast<int>(count)) return;
   diagnostics.fail(config.devices_place + "gpu_ids names " + counted(count, "device") +
                    ", but each machine gets " + std::to_string(spec.nproc.number) +
@@ -313,7 +311,7 @@ void give_devices(const AccelerateConfig& config, JobSpec& spec, Diagnostics& di
 // Reports all hosts with too few slots in one message.
 void check_slots(const JobOptions& options, Diagnostics& diagnostics) {
   const JobSpec& spec = options.job.spec;
-  if (spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
+  if (spec.nproc.rule != ProcsRule::kNumber) return;
   const std::size_t used = hosts_used(spec);
   std::vector<std::string> over_slots;
   std::vector<std::string> over_limit;
@@ -321,7 +319,7 @@ void check_slots(const JobOptions& options, Diagnostics& diagnostics) {
     const remote::Host& host = spec.hosts[i];
     if (host.max_slots && spec.nproc.number > *host.max_slots) {
       over_limit.push_back(listed(host) + " has " + std::to_string(*host.max_slots));
-    } else if (host.slots && spec.nproc.number > *host.slots && !spec.oversubscribe) {
+    } else if (host.slots && spec.nproc.number > *host.slots && !spec.nproc.oversubscribe) {
       over_slots.push_back(listed(host) + " has " + std::to_string(*host.slots));
     }
   }

@@ -111,8 +111,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
        .help = "workers on each node",
        .details = "`auto` is the number of GPUs, or of CPUs without GPUs; `gpu` and `cpu` count these. "
                   "More workers than the slots of a host are an error."},
-      parsed_into(spec.nproc, read_procs,
-                  ": give a whole number from 1 to 65535, or " + join_alternatives(words_of(procs_words()))));
+      procs_into(spec.nproc));
   table.value(
       {.names = "-n,--ntasks",
        .other_names = "-np,--np,--num-processes",
@@ -126,7 +125,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                      ": -n counts the workers of all hosts, --nproc-per-node those of each host; omit one of "
                      "them"}}},
       number_into(written.ntasks, 1, kMostWorkers));
-  table.flag({.names = "--oversubscribe", .help = "allow more workers than slots"}, spec.oversubscribe);
+  table.flag({.names = "--oversubscribe", .help = "allow more workers than slots"}, spec.nproc.oversubscribe);
 }
 
 /// Options about the failures of hosts in earlier jobs.
@@ -716,7 +715,7 @@ void check_output_options(JobOptions& options, Diagnostics& diagnostics) {
     if (const auto checked = launcher::check_label_template(output.label); !checked)
       diagnostics.fail(checked.error().text);
   }
-  const bool fixed = spec.nproc.kind == launcher::ProcsPerNode::Kind::kNumber;
+  const bool fixed = spec.nproc.rule == rendezvous::ProcsRule::kNumber;
   check_streams(output.tee, "--tee", fixed ? spec.nproc.number : 0, diagnostics);
   check_streams(output.redirects, "--redirects", fixed ? spec.nproc.number : 0, diagnostics);
 }

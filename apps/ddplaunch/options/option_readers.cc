@@ -15,6 +15,8 @@
 
 namespace ddp {
 
+using rendezvous::ProcsRule;
+
 namespace {
 
 constexpr std::size_t kMaxInterfaceName = 15;  // IFNAMSIZ without the zero
@@ -48,20 +50,23 @@ std::optional<std::pair<std::uint64_t, std::uint64_t>> read_range(std::string_vi
 
 }  // namespace
 
-const std::vector<std::pair<std::string, launcher::ProcsPerNode::Kind>>& procs_words() {
-  using Kind = launcher::ProcsPerNode::Kind;
-  static const std::vector<std::pair<std::string, Kind>> words{
-      {"auto", Kind::kAuto}, {"gpu", Kind::kGpu}, {"cpu", Kind::kCpu}};
+const std::vector<std::pair<std::string, ProcsRule>>& procs_words() {
+  static const std::vector<std::pair<std::string, ProcsRule>> words{
+      {"auto", ProcsRule::kAuto}, {"gpu", ProcsRule::kGpu}, {"cpu", ProcsRule::kCpu}};
   return words;
 }
 
-std::optional<launcher::ProcsPerNode> read_procs(std::string_view text) {
-  using Kind = launcher::ProcsPerNode::Kind;
-  for (const auto& [word, kind] : procs_words())
-    if (text == word) return launcher::ProcsPerNode{kind, 0};
-  const auto number = whole_number(text, 65'535);
-  if (!number || *number == 0) return std::nullopt;
-  return launcher::ProcsPerNode{Kind::kNumber, static_cast<int>(*number)};
+ReadValue procs_into(rendezvous::ProcsWanted& field) {
+  return [&field](const std::string& text) -> std::string {
+    const auto& words = procs_words();
+    const auto word = std::ranges::find(words, text, [](const auto& each) { return each.first; });
+    const auto number = whole_number(text, 65'535);
+    if (word == words.end() && (!number || *number == 0))
+      return ": give a whole number from 1 to 65535, or " + join_alternatives(words_of(words));
+    field.rule = word == words.end() ? ProcsRule::kNumber : word->second;
+    field.number = static_cast<int>(number.value_or(0));
+    return "";
+  };
 }
 
 std::optional<NodeCounts> read_node_counts(std::string_view text) {

@@ -32,9 +32,7 @@ struct RendezvousEndpoint {
 /// These functions turn texts of options into values, and return nullopt for an invalid text.
 
 /// Words of --nproc-per-node, which stand for a number.
-const std::vector<std::pair<std::string, launcher::ProcsPerNode::Kind>>& procs_words();
-/// Reads N or one of procs_words(). N is from 1 to 65535.
-std::optional<launcher::ProcsPerNode> read_procs(std::string_view text);
+const std::vector<std::pair<std::string, rendezvous::ProcsRule>>& procs_words();
 std::optional<NodeCounts> read_node_counts(std::string_view text);
 /// Returns "--nnodes N" or "--nnodes MIN:MAX".
 std::string nnodes_text(const NodeCounts& counts);
@@ -67,6 +65,8 @@ inline constexpr char kListenForm[] = ": give ADDRESS:PORT, such as 127.0.0.1:80
 
 /// The functions below return readers, whose fields must outlive them.
 
+/// The rule and number of workers: N, from 1 to 65535, or one of procs_words().
+ReadValue procs_into(rendezvous::ProcsWanted& field);
 /// An endpoint, with its port or without.
 ReadValue endpoint_into(std::optional<RendezvousEndpoint>& field);
 /// A path, made absolute against `base`.

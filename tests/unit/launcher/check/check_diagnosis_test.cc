@@ -107,7 +107,7 @@ const std::vector<Row>& rows() {
       {"too few GPUs, as wished",
        [](Case& c) {
          c.result.nodes[1].hello.gpus = 1;
-         c.spec.oversubscribe = true;
+         c.spec.nproc.oversubscribe = true;
        },
        "warning gpus 1: 2 workers, but 1 GPU\n"},
       {"no GPU anywhere is no fault",
@@ -169,7 +169,7 @@ const std::vector<Row>& rows() {
            c.facts(i).gpus.clear();
          }
          c.spec.hosts[0].devices = {"0"};
-         c.spec.nproc.kind = ProcsPerNode::Kind::kCpu;
+         c.spec.nproc.rule = rendezvous::ProcsRule::kCpu;
        },
        ""},
       {"somebody is there already",

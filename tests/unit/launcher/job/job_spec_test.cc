@@ -18,7 +18,7 @@ JobSpec own_spec() {
   spec.env = {{"SECRET", "of this machine"}};
   spec.explicit_env = {{"NCCL_DEBUG", "INFO"}};
   spec.setup = {"module load cuda"};
-  spec.nproc = {ProcsPerNode::Kind::kNumber, 4};
+  spec.nproc = {rendezvous::ProcsRule::kNumber, 4};
   return spec;
 }
 
@@ -87,7 +87,7 @@ TEST_CASE("each field of a job is the node's own or the master's") {
 
 TEST_CASE("a worker count that must be detected is planned by the master") {
   JobSpec spec = own_spec();
-  spec.nproc = {ProcsPerNode::Kind::kUnset, 0};
+  spec.nproc = {rendezvous::ProcsRule::kUnset, 0};
   CHECK(join_job(spec).workers == 0);
 }
 

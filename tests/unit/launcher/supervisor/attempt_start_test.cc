@@ -292,23 +292,6 @@ TEST_CASE("a node's line in the hostfile adds to the job's settings, and its chd
   CHECK(own.devices == host.devices);
 }
 
-TEST_CASE("procs_wanted has the rule, number and oversubscription of the options") {
-  using Kind = ProcsPerNode::Kind;
-  using Rule = rendezvous::ProcsRule;
-  for (const auto& [kind, rule] :
-       {std::pair(Kind::kUnset, Rule::kUnset), std::pair(Kind::kNumber, Rule::kNumber),
-        std::pair(Kind::kAuto, Rule::kAuto), std::pair(Kind::kGpu, Rule::kGpu),
-        std::pair(Kind::kCpu, Rule::kCpu)}) {
-    JobSpec spec;
-    spec.nproc = {kind, 3};
-    spec.oversubscribe = kind == Kind::kCpu;
-    const rendezvous::ProcsWanted wanted = procs_wanted(spec);
-    CHECK(wanted.rule == rule);
-    CHECK(wanted.number == 3);
-    CHECK(wanted.oversubscribe == (kind == Kind::kCpu));
-  }
-}
-
 using State = NodeTable::State;
 
 JobSpec spec_of(const std::vector<std::string>& hosts) {

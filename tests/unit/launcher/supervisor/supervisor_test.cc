@@ -367,7 +367,7 @@ class SupervisorStage : public test::Stage {
         for (std::string count; std::getline(in, count, ',');)
           spec_.hosts.at(node++).slots = std::stoi(count);
       } else if (key == "nproc") {
-        spec_.nproc = {ProcsPerNode::Kind::kNumber, std::stoi(value)};
+        spec_.nproc = {rendezvous::ProcsRule::kNumber, std::stoi(value)};
       } else if (key == "machines") {
         one_machine_ = value == "1";
       } else if (key == "networks") {
@@ -443,7 +443,7 @@ TEST_CASE("a terminal shows at the start where the job is, unless --quiet") {
     spec.job_id = "run7";
     spec.job_dir = "/jobs/run7";
     spec.quiet = quiet;
-    spec.nproc = {ProcsPerNode::Kind::kNumber, 4};
+    spec.nproc = {rendezvous::ProcsRule::kNumber, 4};
     spec.launcher = LauncherKind::kJoin;  // only there a node says how many workers it runs
     spec.hosts.resize(2);
     spec.hosts[0].name = "a";
@@ -520,8 +520,8 @@ TEST_CASE("the credit is divided among the running nodes, for any number of host
 TEST_CASE("the allowed addresses of the store fit into one message, for any number of nodes") {
   JobSpec spec;
   spec.job_id = "j";
-  spec.nproc = {ProcsPerNode::Kind::kNumber, 8};
-  spec.oversubscribe = true;
+  spec.nproc = {rendezvous::ProcsRule::kNumber, 8};
+  spec.nproc.oversubscribe = true;
   spec.hosts.resize(10'000);
   for (std::size_t i = 0; i < spec.hosts.size(); ++i)
     spec.hosts[i].name = "node" + std::to_string(i);

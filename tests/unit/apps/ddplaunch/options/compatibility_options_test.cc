@@ -15,7 +15,7 @@ using ddp::scan_command_line;
 using ddp::SupportStatus;
 using ddp::launcher::JobSpec;
 using ddp::launcher::LauncherKind;
-using ddp::launcher::ProcsPerNode;
+using ddp::rendezvous::ProcsRule;
 using ddp::test::Env;
 using ddp::test::FakeContext;
 using ddp::test::Texts;
@@ -172,7 +172,7 @@ TEST_CASE("A command line of torchrun runs unchanged") {
        "--rdzv_backend=c10d", "--node_rank=0", "--shutdown-timeout", "30", "--log_dir", "logs", "-r", "0:3",
        "--tee=1", "--local_ranks_filter=0,2", "train.py", "--lr", "0.1"});
   CHECK(job.spec.launcher == LauncherKind::kLocal);
-  CHECK(job.spec.nproc.kind == ProcsPerNode::Kind::kGpu);
+  CHECK(job.spec.nproc.rule == ProcsRule::kGpu);
   CHECK(job.spec.job_id == "run7");
   CHECK(job.spec.stop_grace == std::chrono::milliseconds(30'000));
   CHECK(job.spec.max_restarts == 3);

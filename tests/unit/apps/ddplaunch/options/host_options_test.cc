@@ -59,7 +59,7 @@ TEST_CASE("More processes than slots: one message names all short hosts") {
                                     "raise slots= there, or add --oversubscribe"});
   Texts over = args;
   over.insert(over.begin(), "--oversubscribe");
-  CHECK(world.spec(over).oversubscribe);
+  CHECK(world.spec(over).nproc.oversubscribe);
   CHECK(world.spec({"--hostfile", "hosts", "--nproc-per-node", "4", "--include", "b@d", "w"}).hosts.size() ==
         2);
   CHECK(world.errors({"--host", "a:2", "--nproc-per-node", "4", "w"}) ==

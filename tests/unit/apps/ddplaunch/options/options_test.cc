@@ -13,9 +13,9 @@ using ddp::read_port_range;
 using ddp::launcher::FenceMode;
 using ddp::launcher::JobSpec;
 using ddp::launcher::LauncherKind;
-using ddp::launcher::ProcsPerNode;
 using ddp::launcher::StoreMode;
 using ddp::launcher::WorkerCommand;
+using ddp::rendezvous::ProcsRule;
 using ddp::test::Env;
 using ddp::test::FakeContext;
 using ddp::test::Texts;
@@ -29,7 +29,7 @@ TEST_CASE("Without any option: one node, this machine, the defaults") {
   CHECK_FALSE(spec.hosts[0].slots);
   CHECK(spec.launcher == LauncherKind::kLocal);
   CHECK(spec.max_nodes == 0);
-  CHECK(spec.nproc.kind == ProcsPerNode::Kind::kUnset);
+  CHECK(spec.nproc.rule == ProcsRule::kUnset);
   CHECK(spec.command.kind == Kind::kProgram);
   CHECK(spec.command.argv == Texts{"./prog", "x"});
   CHECK(spec.job_id == "20261121-034500-ab12cd");
@@ -205,9 +205,9 @@ TEST_CASE("Help and version") {
 TEST_CASE("Sizes") {
   FakeContext world;
   auto procs = [&](const std::string& text) { return world.spec({"--nproc-per-node", text, "w"}).nproc; };
-  CHECK(procs("auto").kind == ProcsPerNode::Kind::kAuto);
-  CHECK(procs("gpu").kind == ProcsPerNode::Kind::kGpu);
-  CHECK(procs("cpu").kind == ProcsPerNode::Kind::kCpu);
+  CHECK(procs("auto").rule == ProcsRule::kAuto);
+  CHECK(procs("gpu").rule == ProcsRule::kGpu);
+  CHECK(procs("cpu").rule == ProcsRule::kCpu);
   CHECK(procs("65535").number == 65535);
   for (const char* bad : {"0", "-1", "4x", "65536", "xpu"}) {
     CHECK(world.errors({"--nproc-per-node", bad, "w"}) ==
