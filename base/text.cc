@@ -11,16 +11,6 @@ namespace {
 
 constexpr std::string_view kHex = "0123456789abcdef";
 
-const char* begin_of(TextTable::Colour colour) {
-  switch (colour) {
-    case TextTable::Colour::kNone: return "";
-    case TextTable::Colour::kGood: return "\x1b[32m";
-    case TextTable::Colour::kDoubtful: return "\x1b[33m";
-    case TextTable::Colour::kBad: return "\x1b[31m";
-  }
-  return "";
-}
-
 }  // namespace
 
 std::string format_text(const char* format, ...) {
@@ -161,6 +151,12 @@ std::string join_some(const std::vector<std::string>& words, std::size_t most) {
   return words.size() > most ? text + " and " + std::to_string(words.size() - most) + " more" : text;
 }
 
+std::string painted(const std::string& words, Colour colour, bool colours) {
+  static constexpr std::array kBegins{"", "\x1b[32m", "\x1b[33m", "\x1b[1;31m", "\x1b[1m", "\x1b[7m"};
+  if (!colours || colour == Colour::kNone || words.empty()) return words;
+  return kBegins.at(static_cast<std::size_t>(colour)) + words + "\x1b[0m";
+}
+
 void TextTable::omit_empty_columns() {
   for (std::size_t i = rows_.empty() ? 0 : rows_[0].size(); i-- > 0;) {
     const bool used =
@@ -183,8 +179,7 @@ std::string TextTable::text(bool colours) const {
     for (std::size_t i = 0; i < row.size(); ++i) {
       const Cell& cell = row[i];
       if (!cell.text.empty()) {
-        const bool coloured = colours && cell.colour != Colour::kNone;
-        text += blanks + (coloured ? begin_of(cell.colour) : "") + cell.text + (coloured ? "\x1b[0m" : "");
+        text += blanks + painted(cell.text, cell.colour, colours);
         blanks.clear();
       }
       blanks += std::string(widths[i] - count_characters(cell.text) + 2, ' ');

@@ -76,11 +76,15 @@ std::string join_alternatives(const std::vector<std::string>& words);
 /// Returns "a, b and 3 more": at most `most` words are named.
 std::string join_some(const std::vector<std::string>& words, std::size_t most);
 
+/// Colours on a terminal, by their meaning. kHead is bold, kChosen reversed.
+enum class Colour : std::uint8_t { kNone, kGood, kDoubtful, kBad, kHead, kChosen };
+/// Returns the words in their colour; without `colours` as they are.
+std::string painted(const std::string& words, Colour colour, bool colours);
+
 /// A table for people: each column is as wide as its widest cell, two blanks apart, without blanks at line
 /// ends.
 class TextTable {
  public:
-  enum class Colour { kNone, kGood, kDoubtful, kBad };
   struct Cell {
     std::string text;
     Colour colour = Colour::kNone;

@@ -14,7 +14,6 @@
 namespace ddp::launcher {
 namespace {
 
-using Colour = TextTable::Colour;
 using Severity = CheckDiagnostic::Severity;
 
 /// "+0.3 ms", "-2.1 s".

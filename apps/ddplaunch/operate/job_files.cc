@@ -199,6 +199,10 @@ Result<std::string> ask_running_job(const launcher::JobEntry& job, const std::st
   return within("job " + job.job, answer.error());
 }
 
+std::string step_time_text(double seconds) {
+  return seconds < 0.1 ? format_text("%.1f ms/step", 1000 * seconds) : format_text("%.2f s/step", seconds);
+}
+
 std::string event_text(const std::string& line) {
   const OrderedJson event = OrderedJson::parse(line, nullptr, false);
   if (!event.is_object() || !event.contains("event") || !event["event"].is_string()) return "";

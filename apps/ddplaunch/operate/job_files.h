@@ -91,6 +91,9 @@ Result<std::string> ask_running_job(const launcher::JobEntry& job, const std::st
 /// sample.
 std::string event_text(const std::string& line);
 
+/// Returns the duration of a step: "21.3 ms/step", "1.92 s/step".
+std::string step_time_text(double seconds);
+
 /// Writes to standard output at once. Returns whether that took it; the verb ends with the first error.
 bool print(std::string_view text);
 

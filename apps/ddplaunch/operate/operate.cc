@@ -206,10 +206,6 @@ std::string out_of_reach(const JobEntry& job, const RunState& state, Verb verb) 
   return "";
 }
 
-std::string seconds_per_step(double seconds) {
-  return seconds < 0.1 ? format_text("%.1f ms/step", 1000 * seconds) : format_text("%.2f s/step", seconds);
-}
-
 std::string warnings_text(const OrderedJson& status) {
   std::string text;
   for (const OrderedJson& warning : status.value("warnings", OrderedJson::array()))
@@ -225,7 +221,7 @@ std::string progress_text(OrderedJson status) {
     const std::chrono::seconds quiet(static_cast<std::int64_t>(status["step_age_s"].get<double>()));
     text += quiet.count() == 0 ? " just now" : " " + format_elapsed(quiet) + " ago";
   }
-  if (status["step_s"].is_number()) text += ", " + seconds_per_step(status["step_s"].get<double>());
+  if (status["step_s"].is_number()) text += ", " + step_time_text(status["step_s"].get<double>());
   if (status["loss"].is_number()) text += format_text(", loss %.4g", status["loss"].get<double>());
   if (status["goodput"].is_number())
     text += format_text(", goodput %.1f %%", 100 * status["goodput"].get<double>());

@@ -29,6 +29,7 @@ namespace {
 
 using Json = TopView::Json;
 using Size = TopView::Size;
+using Text = TextTable::Cell;
 
 // ---- values of the status
 
@@ -65,34 +66,7 @@ std::string short_bytes(double bytes) {
   return format_text(unit == 0 || bytes >= 100 ? "%.0f%s" : "%.1f%s", bytes, kUnits[unit]);
 }
 
-std::string seconds_text(double seconds) {
-  return seconds < 0.1 ? format_text("%.1f ms", 1000 * seconds) : format_text("%.2f s", seconds);
-}
-
 // ---- colours
-
-enum class Colour : std::uint8_t { kNone, kGood, kDoubtful, kBad, kHead, kChosen };
-
-struct Text {
-  std::string words;
-  Colour colour = Colour::kNone;
-};
-
-const char* begin_of(Colour colour) {
-  switch (colour) {
-    case Colour::kNone: return "";
-    case Colour::kGood: return "\x1b[32m";
-    case Colour::kDoubtful: return "\x1b[33m";
-    case Colour::kBad: return "\x1b[1;31m";
-    case Colour::kHead: return "\x1b[1m";
-    case Colour::kChosen: return "\x1b[7m";
-  }
-  return "";
-}
-
-std::string painted(const std::string& words, Colour colour, bool colours) {
-  return colours && colour != Colour::kNone && !words.empty() ? begin_of(colour) + words + "\x1b[0m" : words;
-}
 
 /// A sign and a word, so that the state can be read without colours.
 Text state_text(const std::string& state, bool failed) {
@@ -158,7 +132,7 @@ class Table {
     for (std::size_t i = 0; i < columns_.size(); ++i) {
       std::size_t most = 0;
       for (const auto& row : rows_)
-        most = std::max(most, launcher::text_width(row[i].words));
+        most = std::max(most, launcher::text_width(row[i].text));
       if (most > 0 || i == 0)
         most = std::min(std::max(most, launcher::text_width(columns_[i].head)), columns_[i].most);
       all += most + (i > 0 && most > 0 ? gap : 0);
@@ -185,7 +159,7 @@ class Table {
     for (std::size_t i = 0; i < widths.size(); ++i) {
       if (widths[i] == 0) continue;
       std::string cell;
-      const std::size_t used = launcher::append_row(row[i].words, widths[i], cell);
+      const std::size_t used = launcher::append_row(row[i].text, widths[i], cell);
       const std::string blanks(widths[i] - used, ' ');
       if (i > 0) made += std::string(gap, ' ');
       made += columns_[i].right ? blanks : "";
@@ -341,13 +315,13 @@ std::vector<std::string> packed(const std::vector<Text>& parts, std::size_t widt
   std::vector<std::string> lines;
   std::size_t used = 0;
   for (const Text& part : parts) {
-    if (part.words.empty()) continue;
-    const std::size_t size = launcher::text_width(part.words);
+    if (part.text.empty()) continue;
+    const std::size_t size = launcher::text_width(part.text);
     if (lines.empty() || used + 3 + size > width) {
       lines.emplace_back();
       used = 0;
     }
-    lines.back() += std::string(used > 0 ? 3 : 0, ' ') + painted(part.words, part.colour, colours);
+    lines.back() += std::string(used > 0 ? 3 : 0, ' ') + painted(part.text, part.colour, colours);
     used += (used > 0 ? 3 : 0) + size;
   }
   return lines;
@@ -368,7 +342,7 @@ std::vector<Text> head_parts(const Json& status) {
   if (const auto step = number(status, "step")) parts.push_back({format_text("step %.0f", *step)});
   if (const auto age = number(status, "step_age_s"); age && *age >= 10)
     parts.push_back({"last one " + elapsed(*age) + " ago", Colour::kDoubtful});
-  if (const auto step = number(status, "step_s")) parts.push_back({seconds_text(*step) + "/step"});
+  if (const auto step = number(status, "step_s")) parts.push_back({step_time_text(*step)});
   parts.push_back({number_text(status, "loss", "loss %.4g")});
   if (const auto goodput = number(status, "goodput"); goodput && number(status, "step"))
     parts.push_back({format_text("goodput %.1f %%", 100 * *goodput)});
