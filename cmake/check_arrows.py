@@ -122,7 +122,6 @@ CORE_FORBIDS = re.compile(
 CORE_EXCEPTIONS = {
     ("launcher/hang/wait_state.cc", "arpa/inet.h"): "inet_ntop writes an address of /proc/net/tcp as text",
     ("remote/hosts/host.cc", "arpa/inet.h"): "inet_pton reads an address from text",
-    ("launcher/supervisor/net_choice.cc", "arpa/inet.h"): "inet_pton reads an address from text",
 }
 CORE_CALLS = re.compile(r"\b(\w+_clock\s*::\s*now(?=\s*\()|(?:secure_)?getenv(?=\s*\()|environ\b|clock_gettime\b)")
 NO_CODE = re.compile(

@@ -27,6 +27,7 @@
 #include "base/child_process.h"
 #include "base/exit_status.h"
 #include "base/files.h"
+#include "base/ip_address.h"
 #include "base/program.h"
 #include "base/text.h"
 #include "launcher/agent/agent.h"
@@ -137,20 +138,11 @@ std::vector<asio::ip::address> addresses_of(const std::string& host) {
   return std::move(*found);
 }
 
-/// Returns whether `host` can only be this machine: "localhost", 127.x.y.z, ::1. It resolves no name.
-bool is_loopback_address(const std::string& host) {
-  if (host == "localhost") return true;
-  in_addr v4{};
-  in6_addr v6{};
-  if (::inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
-  return ::inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
-}
-
 /// Returns whether `host`, a name or a numeric address, is this machine: one of its addresses, or its name.
 /// It may wait for the name service. A name that cannot be resolved counts as another machine.
 bool is_own_address(const std::string& host) {
   const std::string name = host_name();
-  if (is_loopback_address(host) || (!name.empty() && host == name)) return true;
+  if (is_loopback_host(host) || (!name.empty() && host == name)) return true;
   const std::vector<asio::ip::address> own = interface_addresses();
   const std::vector<asio::ip::address> addresses = addresses_of(host);
   return std::any_of(addresses.begin(), addresses.end(), [&own](const asio::ip::address& address) {
@@ -230,7 +222,7 @@ Result<rendezvous::TcpListener> listen_at(const PerNode& node) {
     return rendezvous::listen_tcp(ListenScope::kLoopback, node.port);
   auto one = rendezvous::listen_tcp_at(node.master_addr, node.port);
   const bool not_ours = !one && (one.error().code == ErrorCode::kUsage || one.error().sys == EADDRNOTAVAIL);
-  if (!not_ours || is_loopback_address(node.master_addr)) return one;
+  if (!not_ours || is_loopback_host(node.master_addr)) return one;
   return rendezvous::listen_tcp(ListenScope::kAllInterfaces, node.port);
 }
 
@@ -243,7 +235,7 @@ Result<rendezvous::LinkToken> find_link_token(const launcher::JobSpec& spec, con
   if (!token || !token->secret.empty()) return token;
   const PerNode& node = *spec.per_node;
   if (node.insecure) return rendezvous::make_token(kPublicToken, "--insecure, which is no token");
-  if (!is_loopback_address(node.master_addr)) return no_token(node);
+  if (!is_loopback_host(node.master_addr)) return no_token(node);
   auto own = rendezvous::loopback_token();
   if (own) return own;
   Error error = own.error();
@@ -304,7 +296,7 @@ std::string waiting_text(const JobSpec& spec, bool here) {
   std::string text = "waiting for node 0 at " + master_position(node);
   if (here && !find_port_holder(node.master_addr, node.port)) {
     text += ", which is this machine, but nothing listens there";
-    if (is_loopback_address(node.master_addr))
+    if (is_loopback_host(node.master_addr))
       text += "; if node 0 is elsewhere, give all nodes its name or address as --master-addr";
     else if (node.rank)
       text += ": is --node-rank " + std::to_string(*node.rank) + " right here?";
@@ -423,7 +415,7 @@ void report_end(const JobSpec& spec, int code, const std::string& master_says) {
 
 /// Adds the process that listens in the place of node 0, if it is another user's.
 Error with_holder(Error error, const launcher::PerNode& node) {
-  if (!is_loopback_address(node.master_addr)) return error;
+  if (!is_loopback_host(node.master_addr)) return error;
   const auto holder = find_port_holder(node.master_addr, node.port);
   if (holder && holder->uid != ::geteuid()) error.text += "; " + holder_text(*holder) + " listens there";
   return error;
@@ -493,7 +485,7 @@ Result<std::unique_ptr<remote::Transport>> make_join_transport(asio::io_context&
   options.terms.version = std::string(version());
   options.terms.job_id = spec.job_id;
   options.port.where = format_endpoint(spec.per_node->master_addr, spec.per_node->port);
-  if (is_loopback_address(spec.per_node->master_addr))
+  if (is_loopback_host(spec.per_node->master_addr))
     options.reach =
         " (only this machine reaches it: nodes elsewhere need its name or address as --master-addr)";
   if (!spec.quiet) options.port.on_note = std::move(notify);
@@ -507,7 +499,7 @@ int run_per_node(const RunJob& job, GivenToken given) {
   if (!facts) return report_exit(facts.error());
   const auto loopback =
       launcher::check_loopback({"this machine", "", "", facts->hello.interfaces},
-                               is_loopback_address(spec.per_node->master_addr) &&
+                               is_loopback_host(spec.per_node->master_addr) &&
                                    spec.per_node->master_addr.find(':') == std::string::npos);
   if (!loopback) return report_exit(loopback.error());
   auto token = find_link_token(spec, given);

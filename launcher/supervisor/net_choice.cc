@@ -1,19 +1,14 @@
-// From small to large: addresses and networks; the kinds of interfaces; networks that all nodes share; the
-// three ways to choose (--network, a shared network, none); texts; and last MasterAddress, the probes of the
-// chosen routes.
+// From small to large: the kinds of interfaces; networks that all nodes share; the three ways to choose
+// (--network, a shared network, none); texts; and last MasterAddress, the probes of the chosen routes.
 #include "launcher/supervisor/net_choice.h"
 
-#include <arpa/inet.h>  // inet_pton and inet_ntop: text to bytes, no socket
-
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <optional>
-#include <tuple>
 
+#include "base/ip_address.h"
 #include "base/text.h"
 
 namespace ddp::launcher {
@@ -21,70 +16,6 @@ namespace ddp::launcher {
 namespace {
 
 using rendezvous::Interface;
-
-struct IpAddress {
-  bool v6 = false;
-  std::array<std::uint8_t, 16> bytes{};
-
-  unsigned bits() const { return v6 ? 128 : 32; }
-  bool operator==(const IpAddress&) const = default;
-  bool operator<(const IpAddress& other) const {
-    return std::tie(v6, bytes) < std::tie(other.v6, other.bytes);
-  }
-};
-
-std::optional<IpAddress> parse_address(std::string_view text) {
-  const std::string whole(text.substr(0, text.find('%')));  // a scope id is valid on one machine only
-  IpAddress address;
-  if (inet_pton(AF_INET, whole.c_str(), address.bytes.data()) == 1) return address;
-  if (inet_pton(AF_INET6, whole.c_str(), address.bytes.data()) != 1) return std::nullopt;
-  address.v6 = true;
-  // An IPv4 peer of a socket for both families appears as ::ffff:a.b.c.d (RFC 4291, section 2.5.5.2). It must
-  // equal the address of the interface.
-  constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-  if (std::equal(kMapped.begin(), kMapped.end(), address.bytes.begin())) {
-    IpAddress v4;
-    std::copy_n(address.bytes.begin() + 12, 4, v4.bytes.begin());
-    return v4;
-  }
-  return address;
-}
-
-bool is_loopback(const IpAddress& address) {
-  if (!address.v6) return address.bytes[0] == 127;
-  IpAddress one;
-  one.v6 = true;
-  one.bytes[15] = 1;
-  return address == one;
-}
-
-bool is_link_local(const IpAddress& address) {
-  if (address.v6) return address.bytes[0] == 0xfe && (address.bytes[1] & 0xc0) == 0x80;
-  return address.bytes[0] == 169 && address.bytes[1] == 254;
-}
-
-struct IpNetwork {
-  IpAddress base;
-  unsigned prefix = 0;
-};
-
-IpNetwork network_of(IpAddress address, unsigned prefix) {
-  prefix = std::min(prefix, address.bits());
-  for (unsigned bit = prefix; bit < address.bits(); ++bit) {
-    address.bytes[bit / 8] &= static_cast<std::uint8_t>(~(0x80U >> (bit % 8)));
-  }
-  return {address, prefix};
-}
-
-bool contains(const IpNetwork& network, const IpAddress& address) {
-  return address.v6 == network.base.v6 && network_of(address, network.prefix).base == network.base;
-}
-
-std::string text_of(const IpNetwork& network) {
-  char text[INET6_ADDRSTRLEN] = "?";
-  inet_ntop(network.base.v6 ? AF_INET6 : AF_INET, network.base.bytes.data(), text, sizeof text);
-  return std::string(text) + "/" + std::to_string(network.prefix);
-}
 
 // The kind is guessed from the name, because the kernel does not say what an interface is for.
 enum class InterfaceKind { kReal, kVpn, kBridge };
@@ -116,10 +47,11 @@ struct NodeAddresses {
 std::vector<NodeAddresses> parsed(const std::vector<NodeNetwork>& nodes) {
   std::vector<NodeAddresses> made;
   for (const NodeNetwork& given : nodes) {
-    NodeAddresses node{&given, parse_address(given.connected), {}};
+    NodeAddresses node{&given, parse_ip_address(given.connected), {}};
     for (const Interface& interface : given.interfaces) {
-      const auto address = parse_address(interface.address);
-      if (!address || !interface.up || interface.loopback || is_loopback(*address) || is_link_local(*address))
+      const auto address = parse_ip_address(interface.address);
+      if (!address || !interface.up || interface.loopback || address->is_loopback() ||
+          address->is_link_local())
         continue;
       node.usable.push_back({&interface, *address, link_kind(interface.name)});
     }
@@ -153,8 +85,8 @@ std::string inventory(const std::vector<NodeAddresses>& nodes) {
     text += "\n  " + nodes[i].given->name + ":";
     std::string list;
     for (const Interface& interface : nodes[i].given->interfaces) {
-      const auto address = parse_address(interface.address);
-      if (interface.loopback || (address && is_link_local(*address))) continue;
+      const auto address = parse_ip_address(interface.address);
+      if (interface.loopback || (address && address->is_link_local())) continue;
       list += (list.empty() ? " " : ", ") + interface.name + " " + interface.address + "/" +
               std::to_string(interface.prefix_length) + (interface.up ? "" : " (down)");
     }
@@ -205,18 +137,18 @@ bool same_address_on_two_machines(const std::vector<NodeAddresses>& nodes, const
 
 std::optional<NetworkOption> shared_through(const std::vector<NodeAddresses>& nodes, const Usable& first) {
   const IpNetwork network = network_of(first.address, first.interface->prefix_length);
-  NetworkOption option{{&first}, text_of(network), 0};
+  NetworkOption option{{&first}, network.text(), 0};
   bool bridge = first.kind == InterfaceKind::kBridge;
-  bool reached = nodes[0].connected && contains(network, *nodes[0].connected);
+  bool reached = nodes[0].connected && network.contains(*nodes[0].connected);
   for (std::size_t i = 1; i < nodes.size(); ++i) {
     // Both ends must agree: with unequal prefixes one of them looks for the other behind a gateway.
     const Usable* member = best_member(nodes[i], [&](const Usable& usable) {
-      return contains(network, usable.address) &&
-             contains(network_of(usable.address, usable.interface->prefix_length), first.address);
+      return network.contains(usable.address) &&
+             network_of(usable.address, usable.interface->prefix_length).contains(first.address);
     });
     if (!member) return std::nullopt;
     bridge = bridge || member->kind == InterfaceKind::kBridge;
-    reached = reached || (nodes[i].connected && contains(network, *nodes[i].connected));
+    reached = reached || (nodes[i].connected && network.contains(*nodes[i].connected));
     option.members.push_back(member);
   }
   // A bridge usually ends at its host, even if all hosts have one of the same network. It counts if a node
@@ -265,7 +197,7 @@ NetRoute route_of(const NetworkOption& option) {
 NetRoute route_to(const std::string& address, const std::vector<NodeAddresses>& nodes) {
   NetRoute route{address, "", {}};
   for (const NodeAddresses& node : nodes) {
-    const auto wanted = &node == &nodes[0] ? parse_address(address) : node.connected;
+    const auto wanted = &node == &nodes[0] ? parse_ip_address(address) : node.connected;
     const Usable* member = best_member(node, [&](const Usable& usable) { return usable.address == wanted; });
     route.interfaces.push_back(member ? member->interface->name : "");
     route.addresses.push_back(member ? member->interface->address : "");
@@ -274,7 +206,7 @@ NetRoute route_to(const std::string& address, const std::vector<NodeAddresses>& 
 }
 
 bool worth_trying(const std::optional<IpAddress>& address) {
-  return address && !is_loopback(*address) && !is_link_local(*address);
+  return address && !address->is_loopback() && !address->is_link_local();
 }
 
 NetChoice loopback_choice(std::size_t nodes) {
@@ -291,26 +223,24 @@ struct Wanted {
 };
 
 Result<Wanted> parse_wanted(std::string_view text) {
-  const std::size_t slash = text.find('/');
-  if (slash == std::string_view::npos) return Wanted{std::string(text), std::nullopt};
-  const auto address = parse_address(text.substr(0, slash));
-  const auto prefix = parse_number<unsigned>(text.substr(slash + 1));
-  if (!address || !prefix || *prefix > address->bits()) {
+  if (text.find('/') == std::string_view::npos) return Wanted{std::string(text), std::nullopt};
+  const auto network = parse_ip_network(text);
+  if (!network) {
     return Error{ErrorCode::kUsage, "--network " + std::string(text) +
                                         ": neither a network such as 10.1.0.0/16 nor an interface name"};
   }
-  return Wanted{std::string(text), network_of(*address, *prefix)};
+  return Wanted{std::string(text), *network};
 }
 
 Result<NetChoice> wanted_choice(const std::vector<NodeAddresses>& nodes, const Wanted& wanted,
                                 bool one_machine) {
-  if (wanted.text == "lo" || (wanted.network && is_loopback(wanted.network->base))) {
+  if (wanted.text == "lo" || (wanted.network && wanted.network->base.is_loopback())) {
     if (one_machine) return loopback_choice(nodes.size());
     return Error{ErrorCode::kUsage,
                  "--network " + wanted.text + ": loopback does not reach another machine" + inventory(nodes)};
   }
   const auto fits = [&](const Usable& usable) {
-    return wanted.network ? contains(*wanted.network, usable.address) : usable.interface->name == wanted.text;
+    return wanted.network ? wanted.network->contains(usable.address) : usable.interface->name == wanted.text;
   };
   NetworkOption option{{}, wanted.text, 0};
   std::string lacking;
@@ -400,8 +330,7 @@ std::vector<std::size_t> repeated_machine(const std::vector<NodeNetwork>& nodes)
     if (!nodes[i].machine_id.empty() && !nodes[i].is_part) machines[nodes[i].machine_id].push_back(i);
   const auto at_loopback = [&](std::size_t i) {
     const std::string& where = nodes[i].connected.empty() ? nodes[i].name : nodes[i].connected;
-    const auto address = parse_address(where);
-    return where == "localhost" || (address && is_loopback(*address));
+    return is_loopback_host(where);
   };
   for (const auto& [machine, members] : machines)
     // Several nodes at loopback addresses of one machine are how tests and CI make a cluster.
@@ -412,9 +341,9 @@ std::vector<std::size_t> repeated_machine(const std::vector<NodeNetwork>& nodes)
 Result<> check_loopback(const NodeNetwork& node, bool needs_ipv4) {
   bool up = false;
   for (const Interface& interface : node.interfaces) {
-    const auto address = parse_address(interface.address);
+    const auto address = parse_ip_address(interface.address);
     if (!interface.loopback || !interface.up || !address) continue;
-    if (is_loopback(*address) && !address->v6) return {};
+    if (address->is_loopback() && !address->v6) return {};
     up = true;
   }
   if (up && !needs_ipv4) return {};
@@ -464,9 +393,9 @@ const NetRoute& NetChoice::route(std::string_view master_addr) const {
 }
 
 std::string interface_of(const std::vector<Interface>& interfaces, std::string_view address) {
-  const auto wanted = parse_address(address);
+  const auto wanted = parse_ip_address(address);
   for (const Interface& interface : interfaces) {
-    if (wanted && parse_address(interface.address) == wanted) return interface.name;
+    if (wanted && parse_ip_address(interface.address) == wanted) return interface.name;
   }
   return "";
 }

@@ -195,70 +195,32 @@ namespace {
 
 constexpr std::size_t kMaxRemembered = 4096;  // addresses that were refused
 
-std::array<std::uint8_t, 16> mapped_bytes(const asio::ip::address& address) {
-  if (address.is_v6()) return address.to_v6().to_bytes();
-  return asio::ip::make_address_v6(asio::ip::v4_mapped, address.to_v4()).to_bytes();
-}
-
-bool same_prefix(const std::array<std::uint8_t, 16>& a, const std::array<std::uint8_t, 16>& b,
-                 unsigned bits) {
-  const unsigned whole = bits / 8;
-  if (!std::equal(a.begin(), a.begin() + whole, b.begin())) return false;
-  const unsigned rest = bits % 8;
-  return rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0;
-}
-
-/// Removes the zone, which names an interface of another machine and may not exist here.
-std::string without_zone(std::string_view address) {
-  const bool v6 = address.find(':') != std::string_view::npos;
-  return std::string(address.substr(0, v6 ? address.find('%') : address.size()));
+IpAddress value_of(const asio::ip::address& address) {
+  return parse_ip_address(address.to_string()).value_or(IpAddress{});
 }
 
 }  // namespace
 
 void AddressFilter::allow(const asio::ip::address& address) {
-  addresses_.insert(mapped_bytes(address));
+  addresses_.insert(value_of(address));
 }
 
 Result<> AddressFilter::allow_network(std::string_view text) {
-  const auto wrong = [text] {
-    return Error{
-        ErrorCode::kUsage,
-        "'" + std::string(text) + "' is neither an address nor a network such as 10.1.0.0/16 or fd00::/8"};
-  };
-  const std::size_t slash = text.find('/');
-  error_code ec;
-  const asio::ip::address address = asio::ip::make_address(without_zone(text.substr(0, slash)), ec);
-  if (ec) return wrong();
-  const unsigned width = address.is_v4() ? 32 : 128;
-  unsigned prefix = width;
-  if (slash != std::string_view::npos) {
-    const auto given = parse_number<unsigned>(text.substr(slash + 1));
-    if (!given || *given > width) return wrong();
-    prefix = *given;
-  }
-  // A socket that serves both families shows IPv4 peers as ::ffff:10.0.0.7.
-  const bool mapped = address.is_v6() && address.to_v6().is_v4_mapped();
-  if (mapped && prefix < 96) {
-    const std::string v4 = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).to_string();
-    const std::string meant = prefix <= 32 ? v4 + "/" + std::to_string(prefix) : "10.1.0.0/16";
-    return Error{
-        ErrorCode::kUsage,
-        "'" + std::string(text) + "' would admit every IPv4 address; write an IPv4 network as " + meant};
-  }
-  if (prefix == width)
-    allow(address);
+  const IpNetwork network = DDP_TRY(parse_ip_network(text));
+  if (network.prefix == network.base.bits())
+    addresses_.insert(network.base);
   else
-    networks_.push_back({mapped_bytes(address), prefix + 128 - width});
+    networks_.push_back(network);
+  // These networks contain ::ffff:0:0/96, in which a socket for both families shows IPv4 peers.
+  if (network.base == IpAddress{true, {}} && network.prefix <= 80) networks_.emplace_back();
   return {};
 }
 
 bool AddressFilter::allows(const asio::ip::address& address) const {
   if (empty()) return true;
-  const auto bytes = mapped_bytes(address);
-  return addresses_.contains(bytes) ||
-         std::any_of(networks_.begin(), networks_.end(), [&bytes](const AddressRange& network) {
-           return same_prefix(network.bytes, bytes, network.prefix);
+  const IpAddress value = value_of(address);
+  return addresses_.contains(value) || std::ranges::any_of(networks_, [&value](const IpNetwork& network) {
+           return network.contains(value);
          });
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/ip_address.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 
@@ -62,8 +62,7 @@ class AddressFilter {
  public:
   /// Admits one address, mapped or not.
   void allow(const asio::ip::address& address);
-  /// Admits "10.1.0.0/16", "fd00::/8" or a single address; a zone ("fe80::1%eth0") is ignored. kUsage when
-  /// the text is neither.
+  /// Admits what parse_ip_network reads. ::/0 admits IPv4, too.
   Result<> allow_network(std::string_view text);
   /// Returns whether the address is admitted; true for all if nothing was ever allowed (no filter).
   bool allows(const asio::ip::address& address) const;
@@ -72,14 +71,8 @@ class AddressFilter {
   bool empty() const { return networks_.empty() && addresses_.empty(); }
 
  private:
-  using AddressBytes = std::array<std::uint8_t, 16>;  // IPv4 as mapped IPv6
-  struct AddressRange {
-    AddressBytes bytes;
-    unsigned prefix;  // bits, of 128
-  };
-
-  std::set<AddressBytes> addresses_;  // may have 10,000 nodes, and is checked for each of their workers
-  std::vector<AddressRange> networks_;
+  std::set<IpAddress> addresses_;  // may have 10,000 nodes, and is checked for each of their workers
+  std::vector<IpNetwork> networks_;
   std::set<asio::ip::address> refused_;
 };
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "apps/ddplaunch/options/option_readers.h"
+#include "base/ip_address.h"
 #include "base/text.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/links/join_table.h"
@@ -142,10 +143,6 @@ std::optional<unsigned long long> number_in(const std::string& text) {
   return whole_number(text, kMostNodes);
 }
 
-bool is_loopback_word(const std::string& address) {
-  return address == "localhost" || address == "::1" || address.starts_with("127.");
-}
-
 class NodeOptionReader {
  public:
   NodeOptionReader(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics)
@@ -177,7 +174,7 @@ class NodeOptionReader {
   bool is_other_node() const { return written_.node_rank.value_or(0) != 0; }
   std::string rank_text() const { return "--node-rank " + std::to_string(*written_.node_rank); }
   bool names_other_master() const {
-    return !written_.master_addr.empty() && !is_loopback_word(written_.master_addr);
+    return !written_.master_addr.empty() && !is_loopback_host(written_.master_addr);
   }
   bool master_given() const {
     return !written_.master_addr.empty() || written_.rdzv_endpoint || !variable("MASTER_ADDR").empty();

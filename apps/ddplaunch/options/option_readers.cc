@@ -1,13 +1,11 @@
 #include "apps/ddplaunch/options/option_readers.h"
 
-#include <arpa/inet.h>  // inet_pton: text to bytes, no socket
-#include <netinet/in.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
 #include <utility>
 
+#include "base/ip_address.h"
 #include "base/text.h"
 #include "launcher/lines/line_watch.h"
 #include "remote/hosts/host.h"
@@ -176,14 +174,7 @@ std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) 
 }
 
 bool is_address_range(std::string_view text) {
-  const std::size_t slash = std::min(text.find('/'), text.size());
-  const std::string address(text.substr(0, slash));
-  // Accept the same texts as AddressFilter: a text that fails there would admit no address.
-  in6_addr bytes{};
-  const bool v4 = ::inet_pton(AF_INET, address.c_str(), &bytes) == 1;
-  return (v4 || ::inet_pton(AF_INET6, address.c_str(), &bytes) == 1) &&
-         address.find('\0') == std::string::npos &&
-         (slash == text.size() || whole_number(text.substr(slash + 1), v4 ? 32 : 128).has_value());
+  return text.find('%') == std::string_view::npos && parse_ip_network(text).has_value();
 }
 
 bool is_network(std::string_view text) {
