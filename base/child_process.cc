@@ -19,6 +19,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/files.h"
 #include "base/program.h"
 
 // The shadow memory of a sanitizer does not support a second process in the same memory, so there the child
@@ -88,10 +89,8 @@ class EndWatcher {
   ~EndWatcher() { watch(0); }
 
   Result<> prepare() {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe to watch a new process");
-    read_end_.reset(ends[0]);
-    UniqueFd write_end(ends[1]);
+    auto [read_end, write_end] = DDP_TRY(make_pipe("pipe to watch a new process"));
+    read_end_ = std::move(read_end);
     const SignalsBlocked mask;
     try {
       std::thread(wait_for_end, pid_.get_future(), std::move(write_end)).detach();
@@ -125,9 +124,7 @@ class EndWatcher {
 #if DDP_SPAWN_BY_FORK
 
 Result<SpawnedProcess> give_birth(ChildPlan& plan, int) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe for a new process");
-  UniqueFd read_end(ends[0]), write_end(ends[1]);
+  auto [read_end, write_end] = DDP_TRY(make_pipe("pipe for a new process"));
   plan.report_fd = write_end.get();
   const pid_t pid = fork();
   if (pid == 0) run_child(plan);

@@ -54,6 +54,16 @@ Result<UniqueFd> memory_file(const char* name, std::string_view text) {
   return file;
 }
 
+Result<std::pair<UniqueFd, UniqueFd>> make_pipe(std::string_view what) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    Error error = system_error(errno, std::string(what));
+    if (error.sys == EMFILE) error.text += "; raise the limit of open files on this node (ulimit -n)";
+    return error;
+  }
+  return std::pair(UniqueFd(ends[0]), UniqueFd(ends[1]));
+}
+
 std::string read_whole(int fd, std::size_t limit) {
   std::string text;
   std::array<char, 64 * 1024> buffer;

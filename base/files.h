@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -25,6 +26,9 @@ Result<> write_bytes(int fd, std::string_view bytes, const std::string& path);
 /// Returns a file in memory with this text, to be read by another process from its beginning: no write of it
 /// can block.
 Result<UniqueFd> memory_file(const char* name, std::string_view text = {});
+
+/// Returns the end to read from and the end to write to. The error says `what` the pipe is for.
+Result<std::pair<UniqueFd, UniqueFd>> make_pipe(std::string_view what);
 
 /// Returns the content of a file from its beginning, wherever its offset is; of a file longer than `limit`,
 /// more bytes than that.

@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <map>
 #include <utility>
 
 #include "base/asio.h"
 #include "base/blocking_calls.h"
+#include "base/files.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/process_table.h"
 #include "launcher/keeper/process_tree.h"
@@ -27,16 +27,6 @@ constexpr std::chrono::milliseconds kTracerPause{2};
 constexpr std::chrono::milliseconds kSettlePause{1};
 /// The number of workers that are started at a time.
 constexpr std::size_t kBatch = 64;
-
-Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
-  int fds[2];
-  if (::pipe2(fds, O_CLOEXEC) != 0) {
-    Error error = system_error(errno, "a pipe for a worker");
-    if (error.sys == EMFILE) error.text += "; raise the limit of open files on this node (ulimit -n)";
-    return error;
-  }
-  return std::pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
-}
 
 }  // namespace
 
@@ -77,15 +67,9 @@ struct WorkerGroup::Launch {
 Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
   Launch launch;
   launch.rank = spec.rank;
-  auto out = make_pipe();
-  auto err = make_pipe();
-  if (!out || !err) return out ? err.error() : out.error();
-  launch.out = std::move(*out);
-  launch.err = std::move(*err);
-  if (spec.wants_stdin) {
-    auto in = DDP_TRY(make_pipe());
-    launch.in = std::move(in);
-  }
+  launch.out = DDP_TRY(make_pipe("a pipe for a worker"));
+  launch.err = DDP_TRY(make_pipe("a pipe for a worker"));
+  if (spec.wants_stdin) launch.in = DDP_TRY(make_pipe("a pipe for a worker"));
   ChildSpec& child = launch.child;
   child.path = std::move(spec.path);
   child.argv = std::move(spec.argv);

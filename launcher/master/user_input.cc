@@ -29,6 +29,7 @@
 
 #include "base/asio.h"
 #include "base/blocking_calls.h"
+#include "base/files.h"
 #include "base/result.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -313,9 +314,7 @@ bool in_background() {
 /// offset, which the shell shares, does not move.
 Result<UniqueFd> read_by_thread(UniqueFd in, std::optional<off_t> offset,
                                 std::shared_ptr<std::atomic<int>> failed) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "a pipe for standard input");
-  UniqueFd ours(ends[0]), theirs(ends[1]);
+  auto [ours, theirs] = DDP_TRY(make_pipe("a pipe for standard input"));
   auto pump = [in = std::move(in), offset, out = std::move(theirs), failed = std::move(failed)]() mutable {
     std::array<char, 16384> buffer;
     for (;;) {
@@ -334,7 +333,7 @@ Result<UniqueFd> read_by_thread(UniqueFd in, std::optional<off_t> offset,
     }
   };
   DDP_TRY(start_detached(std::move(pump)));
-  return ours;
+  return std::move(ours);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
@@ -79,6 +80,27 @@ struct Directory {
   }
   fs::path path = fs::temp_directory_path() / ("ddp-list-" + std::to_string(::getpid()));
 };
+
+TEST_CASE("a pipe has two ends that no program inherits, or an error that says what it is for") {
+  const auto [out, in] = make_pipe("a pipe").value();
+  CHECK((::fcntl(out.get(), F_GETFD) & FD_CLOEXEC) != 0);
+  CHECK((::fcntl(in.get(), F_GETFD) & FD_CLOEXEC) != 0);
+  CHECK(::write(in.get(), "x", 1) == 1);
+  char read = 0;
+  CHECK(::read(out.get(), &read, 1) == 1);
+  CHECK(read == 'x');
+
+  rlimit usual{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &usual) == 0);
+  const rlimit none{0, usual.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const auto refused = make_pipe("a pipe for a test");
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &usual) == 0);
+  REQUIRE(refused.has_error());
+  CHECK(refused.error().sys == EMFILE);
+  CHECK(refused.error().text.starts_with("a pipe for a test: "));
+  CHECK(refused.error().text.ends_with("; raise the limit of open files on this node (ulimit -n)"));
+}
 
 TEST_CASE("a directory is listed, and a missing one has no entries") {
   const Directory directory;

@@ -14,6 +14,7 @@
 
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/crypto.h"
+#include "base/files.h"
 
 namespace ddp::train {
 
@@ -311,10 +312,9 @@ Result<std::vector<UniqueFd>> receive_with(int from, std::span<std::byte> data, 
 Result<NodeLink> make_own(NodeLinks& links) {
   NodeLink own{UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), {}, {}};
   if (!own.doorbell) return system_error(errno, "eventfd");
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe");
-  own.liveness = UniqueFd(ends[0]);
-  links.own_liveness = UniqueFd(ends[1]);
+  auto [read_end, write_end] = DDP_TRY(make_pipe("pipe"));
+  own.liveness = std::move(read_end);
+  links.own_liveness = std::move(write_end);
   own.buffer = DDP_TRY(make_shm_buffer());
   return own;
 }
