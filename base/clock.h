@@ -14,6 +14,11 @@ inline std::chrono::nanoseconds read_clock(clockid_t clock) {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
+/// Returns the time since 1970 (Unix time).
+inline std::chrono::milliseconds unix_now() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(read_clock(CLOCK_REALTIME));
+}
+
 /// Returns the time of CLOCK_MONOTONIC, which is also that of std::chrono::steady_clock.
 inline std::chrono::nanoseconds steady_now() {
   return read_clock(CLOCK_MONOTONIC);

@@ -15,6 +15,7 @@
 
 #include "apps/ddplaunch/commands.h"
 #include "base/child_process.h"
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/program.h"
 #include "base/result.h"
@@ -199,9 +200,7 @@ int check(const RunJob& job, const GivenToken& token) {
   std::vector<launcher::CheckDiagnostic> diagnostics = diagnose_nodes(job.spec, result);
   add_diagnostics(diagnostics, history_diagnostics(job.spec, result, job.bad_record));
   if (job.verb == Verb::kCheck) {
-    const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
-        std::chrono::system_clock::now().time_since_epoch());
-    const auto scheduler = launcher::scheduler_limits(launcher::split_env(own_environment()), now);
+    const auto scheduler = launcher::scheduler_limits(launcher::split_env(own_environment()), unix_now());
     result.time_limits = launcher::time_limits(job.spec, scheduler);
     add_diagnostics(diagnostics, time_limit_diagnostics(job.spec, scheduler));
   }

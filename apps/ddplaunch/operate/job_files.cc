@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -244,10 +245,6 @@ constexpr std::size_t kMostOpen = 32;
 /// Calls of read() after which a bar that does not move is a line.
 constexpr int kQuietReads = 2;
 
-milliseconds unix_time() {
-  return duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
-}
-
 /// Estimates when the byte at `offset` was written. Between two known times the bytes are taken as written
 /// evenly, since lines of many ranks must be put into one order.
 std::optional<milliseconds> time_at(const FileTimes& times, std::uint64_t offset) {
@@ -344,7 +341,7 @@ void OutputTail::read_stream(const StreamKey& key, Stream& stream,
     milliseconds last{0};  // the clocks of the file system and of times.txt may differ; the order must stay
     while (at < text.size()) {
       const std::size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
-      Line line{unix_time(), kPolledMargin, key.first, key.second, ""};
+      Line line{unix_now(), kPolledMargin, key.first, key.second, ""};
       if (!read_any_) {
         line.time = time_at(known, stream.read + at);
         if (line.time) line.time = last = std::max(last, *line.time);
@@ -359,7 +356,7 @@ void OutputTail::read_stream(const StreamKey& key, Stream& stream,
   if (stream.quiet == 0 || stream.lines.held() == 0) return;
   std::string lines;
   stream.lines.finish_idle(stream.quiet >= kQuietReads, lines);
-  add_lines(key, lines, {unix_time(), kPolledMargin, key.first, key.second, ""});
+  add_lines(key, lines, {unix_now(), kPolledMargin, key.first, key.second, ""});
 }
 
 void OutputTail::read_short_attempt() {

@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "base/child_process.h"
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -108,13 +109,9 @@ struct LogFile {
   launcher::Label label;
 };
 
-milliseconds wall_clock() {
-  return duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
-}
-
 /// Returns when the bytes that are read next were written.
 std::optional<LineTime> time_of_next(const LogFile& file) {
-  if (file.at_end) return LineTime{wall_clock(), kReadMargin};
+  if (file.at_end) return LineTime{unix_now(), kReadMargin};
   const auto next = file.times.upper_bound(file.read);
   const auto time = next == file.times.begin() ? file.made : std::prev(next)->second;
   return time ? std::optional(LineTime{*time, kFileTimeMargin}) : std::nullopt;

@@ -21,6 +21,7 @@
 #include "apps/ddplaunch/operate/page_server.h"
 #include "apps/ddplaunch/operate/top.h"
 #include "apps/options/option_table.h"
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
@@ -158,7 +159,7 @@ std::string number_text(const OrderedJson& number) {
 
 std::string age_text(const JobEntry& job) {
   using std::chrono::milliseconds;
-  const auto now = duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+  const milliseconds now = unix_now();
   const auto started = parse_moment(job.started, now);
   return started ? format_elapsed(std::max(now - *started, milliseconds(0))) : "-";
 }

@@ -8,6 +8,7 @@
 
 #include "apps/ddplaunch/options/option_readers.h"
 #include "apps/ddplaunch/options/options.h"
+#include "base/clock.h"
 #include "base/text.h"
 
 namespace ddp {
@@ -39,9 +40,7 @@ void add_selection(OperateOptions& options) {
                   "`2026-11-21T03:14:39Z`. Lines of the 10 s before T may be shown, too; of a job with "
                   "`--jsonl` only lines that are not UTF-8."},
       [&options](const std::string& text) -> std::string {
-        using std::chrono::milliseconds;
-        const auto now = std::chrono::system_clock::now().time_since_epoch();
-        options.since = parse_moment(text, std::chrono::duration_cast<milliseconds>(now));
+        options.since = parse_moment(text, unix_now());
         return options.since ? "" : ": give a time like 10m, or a moment like 2026-11-21T03:14:39Z";
       });
   options.table.flag({.names = "--failed",
