@@ -317,7 +317,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_undersco
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l report-stalls -r -f -d 'say which rank the others wait for when the job makes no progress for this time'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l report_stalls -r -f -d 'say which rank the others wait for when the job makes no progress for this time'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l watch -r -f -d 'report a line of a worker\'s output that matches, treat the job as hung, or the rank as failed: report, hang, fail; may be repeated'
-complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l no-diagnosis -d 'do not start PyTorch\'s worker server in the workers'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l no-diagnosis -d 'start nothing in Python workers that tells where they are in a hang'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l stop-grace -r -f -d 'time from the first signal to SIGKILL'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_underscore' -l stop_grace -r -f -d 'time from the first signal to SIGKILL'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l stop-signal-to -r -f -a 'group leader' -d 'who gets these signals: each worker\'s process `group`, or the worker alone (`leader`)'

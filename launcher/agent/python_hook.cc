@@ -16,6 +16,11 @@ constexpr std::string_view kHook =
     R"py(# ddplaunchd writes this file for its Python workers (docs/users/hang.md). --no-diagnosis turns it off.
 import os
 import sys
+try:
+    from _thread import get_ident, start_new_thread  # before a library replaces them (gevent)
+    MAIN = get_ident()
+except ImportError:  # Python 2
+    pass
 
 
 def leave(here):
@@ -41,6 +46,68 @@ def describe_groups(request, response):
     response.set_status(200)
 
 
+def frame_text(code, line):
+    """As faulthandler writes it."""
+    return '  File "%s", line %d in %s\n' % (code.co_filename[-200:], line or 0, code.co_name[:100])
+
+
+def stacks():
+    """The Python stacks of the other threads in 60,000 bytes, the main thread's at the end."""
+    frames, texts, room = sys._current_frames(), [], 60000
+    for thread in [MAIN] + sorted(set(frames) - {MAIN, get_ident()}):
+        lines, frame = ["Thread 0x%016x (most recent call first):\n" % thread], frames.pop(thread, None)
+        while frame is not None and len(lines) <= 100:
+            lines.append(frame_text(frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        texts.insert(0, "".join(lines).encode("utf-8", "replace"))
+        room -= len(texts[0])
+        if room < 0:
+            texts.pop(0)
+            break
+    return b"".join(texts)
+
+
+def serve_stacks(path):
+    """Answers requests for the stacks as PyTorch's server does, on a thread that Python does not know (threading)."""
+    import _socket  # whose sockets gevent does not replace
+    import signal
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    listener.settimeout(None)  # the script may have set a default
+    try:
+        listener.bind(path)
+        listener.listen(8)
+    except OSError:  # the script has deleted the directory
+        return listener.close()
+
+    def answer():
+        while True:
+            connection = _socket.socket(fileno=listener._accept()[0])
+            try:
+                connection.settimeout(1)
+                wanted = connection.recv(4096).startswith(b"POST /handler/dump_traceback ")
+                body = stacks() if wanted else b""
+                connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+                                   % (b"200 OK" if wanted else b"404 Not Found", len(body), body))
+            except OSError:
+                pass  # the agent has gone
+            finally:
+                connection.close()
+
+    def run():
+        try:
+            answer()
+        except Exception:
+            pass  # the script has closed the listener, for example
+
+    # The thread takes none of the script's signals. It inherits the mask.
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        start_new_thread(run, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
 def keep_end(path):
     """Leaves what the recorder knows if an exception ends the worker, when nobody can ask its server any more."""
     import atexit
@@ -53,14 +120,13 @@ def keep_end(path):
             return
         frames, traceback = [], getattr(sys, "last_traceback", None)
         while traceback is not None and len(frames) < 200:
-            code = traceback.tb_frame.f_code
-            frames.insert(0, '  File "%s", line %d in %s\n' % (code.co_filename, traceback.tb_lineno, code.co_name))
+            frames.insert(0, frame_text(traceback.tb_frame.f_code, traceback.tb_lineno))
             traceback = traceback.tb_next
         try:
             with open(path + ".end", "wb") as file:
                 file.write(" ".join(str(error).split())[:2000].encode("utf-8", "replace") + b"\n")
                 file.write(c10d._dump_fr_trace_json(True, False))
-                file.write(b"\n" + "".join(frames).encode("utf-8", "replace"))  # as faulthandler writes them
+                file.write(b"\n" + "".join(frames).encode("utf-8", "replace"))
         except Exception:
             pass  # it ends anyway
 
@@ -68,22 +134,23 @@ def keep_end(path):
 
 
 def serve(path):
-    """Starts PyTorch's worker server. PyTorch before 2.3 has none."""
+    """Starts PyTorch's worker server, or our own where it is missing or knows no stacks (2.4)."""
     import ctypes
     from torch._C import _distributed_c10d as c10d
-    server = c10d._WorkerServer
     try:
         for name in (path + ".end", path):
             if os.path.exists(name):
                 os.unlink(name)  # of a Python program that ran before this one in the same worker
     except OSError:
         pass
+    if "dump_traceback" not in getattr(c10d, "_get_handler_names", list)():
+        return serve_stacks(path)
     # The server announces itself on descriptor 2. Everything else that is written meanwhile is passed on.
     notes, stderr = os.memfd_create("stderr"), os.dup(2)
     try:
         os.dup2(notes, 2)
         try:
-            running = server(path)
+            running = c10d._WorkerServer(path)
         finally:
             os.dup2(stderr, 2)
         os.lseek(notes, 0, os.SEEK_SET)

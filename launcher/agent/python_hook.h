@@ -18,8 +18,9 @@ inline constexpr std::string_view kWorkerEndFile = ".end";
 
 /// Writes the hook for Python workers into the agent's private directory. With the directory in PYTHONPATH
 /// and a socket's path in DDPLAUNCH_DIAGNOSIS, a worker that imports torch.distributed starts PyTorch's own
-/// worker server on that socket (docs/users/hang.md). The hook takes both out of the environment, so children
-/// of the worker are not affected, and executes the sitecustomize that it hides. Error: kSystem.
+/// worker server on that socket (docs/users/hang.md), or a thread that tells only stacks where that server
+/// knows none. The hook takes both out of the environment, so children of the worker are not affected, and
+/// executes the sitecustomize that it hides. Error: kSystem.
 Result<> write_python_hook(const std::string& directory);
 
 }  // namespace ddp::launcher

@@ -389,7 +389,7 @@ Awaitable<> ProcessInspection::ask_server(ProcessInspection* self, Subject* subj
   subject->stacks = !place.empty();
   if (subject->stacks) {
     subject->state += ", " + one_line(place);
-    std::string text = "== PyTorch's worker server\n" + answer->stacks;
+    std::string text = "== Python's stacks\n" + answer->stacks;
     if (!text.ends_with('\n')) text += '\n';
     text.resize(std::min(text.size(), self->text_left_));
     self->text_left_ -= text.size();

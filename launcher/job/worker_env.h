@@ -94,7 +94,7 @@ Result<> check_exec_size(const EnvVars& vars, std::span<const std::string> argv,
 struct WorkerSockets {
   std::string control;  ///< value of DDPLAUNCH_CONTROL; empty: none could be made
   std::string metrics;  ///< value of DDPLAUNCH_METRICS; empty as above
-  std::string server;   ///< where PyTorch's worker server may listen, for the hook; empty as above
+  std::string server;   ///< where the hook may listen, or PyTorch's worker server; empty as above
 };
 
 /// The inputs of one worker's variables, as plain data.

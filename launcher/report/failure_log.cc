@@ -25,7 +25,9 @@ Error without_host(Error error, const std::string& host) {
   return error;
 }
 
-constexpr const char* kRecorder = "flight recorder";  ///< HangVerdict::Witness::source
+/// HangVerdict::Witness::source
+constexpr const char* kRecorder = "flight recorder";
+constexpr const char* kStacks = "stacks";
 
 bool waits_in_collective(const std::vector<rendezvous::FlightRecorderDump>& dumps, int rank) {
   for (const rendezvous::FlightRecorderDump& dump : dumps) {
@@ -207,7 +209,8 @@ void FailureLog::diagnose_collectives() {
   const bool tells =
       cause.kind == Failure::Kind::kHung ||
       (gave_up && verdict.waited_for && (aborted || verdict.differs || !verdict.named.contains(cause.rank)));
-  if (!tells || collectives_.empty()) {
+  const bool says_little = verdict.by_stacks && end_.hang && end_.hang->quiet <= Time(0);
+  if (!tells || says_little || collectives_.empty()) {
     if (end_.hang && end_.hang->kind == HangVerdict::Kind::kFailed) end_.hang.reset();
     return;
   }
@@ -236,20 +239,22 @@ void FailureLog::name_hang(HangVerdict verdict) {
 
 void FailureLog::add_recorders(HangVerdict& verdict, const rendezvous::DesyncVerdict& desync) const {
   using Confidence = HangVerdict::Confidence;
-  std::erase_if(verdict.witnesses, [](const auto& witness) { return witness.source == kRecorder; });
-  verdict.witnesses.insert(
-      verdict.witnesses.begin(),
-      {kRecorder, collectives_.size(), desync.text.empty() ? "no rank waits in a collective" : desync.text});
+  std::erase_if(verdict.witnesses,
+                [](const auto& witness) { return witness.source == kRecorder || witness.source == kStacks; });
   // In a job that is active a rank may merely be later than others.
+  if (desync.by_stacks && (desync.text.empty() || verdict.quiet <= Time(0))) return;
+  verdict.witnesses.insert(verdict.witnesses.begin(),
+                           {desync.by_stacks ? kStacks : kRecorder, collectives_.size(),
+                            desync.text.empty() ? "no rank waits in a collective" : desync.text});
   if (desync.text.empty() || (verdict.kind == HangVerdict::Kind::kActive && !desync.waited_for)) return;
   verdict.text = desync.text;
   verdict.ranks.assign(desync.named.begin(), desync.named.end());
   const std::size_t known = collectives_.size() + ended_well_.size();
-  verdict.confidence =
-      desync.unsure ? Confidence::kLow
-      : !desync.named.empty() && desync.waited_for && std::cmp_greater_equal(known, world_size_)
-          ? Confidence::kHigh
-          : Confidence::kMedium;
+  verdict.confidence = desync.unsure || (desync.by_stacks && desync.differs) ? Confidence::kLow
+                       : !desync.by_stacks && !desync.named.empty() && desync.waited_for &&
+                               std::cmp_greater_equal(known, world_size_)
+                           ? Confidence::kHigh
+                           : Confidence::kMedium;
 }
 
 void FailureLog::set_last_output(int rank, std::vector<std::string> lines, std::string file) {

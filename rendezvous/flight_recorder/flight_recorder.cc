@@ -274,13 +274,13 @@ const char* have_text(const std::set<int>& ranks) {
 
 /// " of node 0", " between the nodes"; nothing for the world.
 std::string location_text(const std::string& group) {
-  if (group == "world" || group == kJoining) return "";
+  if (group == "world" || group == kJoining || group == kByStacks) return "";
   return group == "between" ? " between the nodes" : " of " + group;
 }
 
 /// "all-reduce 517 (116 KB)"; a barrier has no size, nor have operations in which the sizes of ranks differ.
 std::string collective_text(const RecordedCollective& entry) {
-  if (entry.kind == kJoining) return entry.kind;
+  if (entry.kind == kJoining || entry.sequence == kUnnumbered) return entry.kind;
   const std::string text = entry.kind + " " + std::to_string(entry.sequence);
   return entry.kind == "barrier" || entry.bytes == 0 ? text : text + " (" + format_bytes(entry.bytes) + ")";
 }
@@ -503,17 +503,41 @@ void add(Groups& groups, int rank, std::int64_t taken, const RecordedGroup& logg
   }
 }
 
+bool is_by_stacks(const FlightRecorderDump& dump) {
+  return !dump.groups.empty() && dump.groups.front().name == kByStacks;
+}
+
+bool has_point_to_point(const std::vector<FlightRecorderDump>& dumps) {
+  return std::ranges::any_of(dumps, [](const FlightRecorderDump& dump) {
+    return is_by_stacks(dump) && std::ranges::any_of(dump.groups.front().entries, [](const auto& entry) {
+             return entry.kind.find("send") != std::string::npos ||
+                    entry.kind.find("recv") != std::string::npos;
+           });
+  });
+}
+
+/// Returns whether all that is known of operations comes from stacks.
+bool are_by_stacks(const std::vector<FlightRecorderDump>& dumps) {
+  const auto adds_nothing = [](const FlightRecorderDump& dump) {
+    return dump.groups.empty() || is_by_stacks(dump);
+  };
+  return std::ranges::any_of(dumps, is_by_stacks) && std::ranges::all_of(dumps, adds_nothing);
+}
+
 DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended) {
   std::uint32_t attempt = 0;
   for (const FlightRecorderDump& dump : dumps)
     attempt = std::max(attempt, dump.attempt);
+  // Where other ranks have a record, stacks do not compare with it: they only tell where the rank is.
+  const bool compares_stacks = are_by_stacks(dumps);
   Groups groups;
   std::set<int> there;
   int world_size = 0;
   for (const FlightRecorderDump& dump : dumps) {
     if (dump.attempt != attempt) continue;
-    if (!dump.groups.empty() || dump.place.empty()) there.insert(dump.rank);
     world_size = std::max(world_size, dump.world_size);
+    if (!compares_stacks && is_by_stacks(dump)) continue;
+    if (!dump.groups.empty() || dump.place.empty()) there.insert(dump.rank);
     for (const RecordedGroup& group : dump.groups)
       add(groups, dump.rank, dump.taken, group);
   }
@@ -521,6 +545,7 @@ DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::
   for (const FlightRecorderDump& dump : dumps) {
     const auto called = [](const RecordedGroup& group) { return !group.entries.empty(); };
     if (dump.attempt != attempt || dump.groups.empty() || std::ranges::any_of(dump.groups, called)) continue;
+    if (!compares_stacks && is_by_stacks(dump)) continue;
     for (auto& [name, group] : groups) {
       const bool in_range = dump.rank >= group.first && dump.rank < group.first + group.ranks;
       const bool left_it = name == kJoining && dump.groups.front().name != kJoining;
@@ -575,6 +600,11 @@ std::string places_text(const std::vector<FlightRecorderDump>& dumps, const std:
 
 DesyncVerdict analyze_desync(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended) {
   DesyncVerdict verdict = diagnose(dumps, ended);
+  verdict.by_stacks = are_by_stacks(dumps);
+  // Ranks that are in the same call may be in different ones of a loop, and a pair that sends and receives
+  // differs as it should.
+  if (verdict.by_stacks && (!verdict.waited_for || has_point_to_point(dumps))) verdict.text.clear();
+  if (verdict.by_stacks && verdict.text.empty()) return verdict;
   verdict.text += places_text(dumps, verdict.named);
   // Names come from memory or files that any process may have written.
   for (char& c : verdict.text)

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
@@ -52,6 +53,11 @@ struct FlightRecorderDump {
 
 /// Name and only operation of the group of ranks that are not in a process group of PyTorch yet.
 inline constexpr std::string_view kJoining = "init_process_group";
+
+/// Name of the group of all ranks of a PyTorch that has no recorder. Its only operation is the one in which a
+/// rank's stacks show it, and has no number.
+inline constexpr std::string_view kByStacks = "by stacks";
+inline constexpr std::uint64_t kUnnumbered = std::numeric_limits<std::uint64_t>::max();
 
 /// Operations of a group that an agent reports: finished ones, and from the first unfinished one on.
 inline constexpr std::size_t kFinishedReported = 1;
@@ -138,6 +144,8 @@ struct DesyncVerdict {
   bool differs = false;  ///< ranks called different operations
   /// No majority tells which ranks are wrong: `named` has all that differ, or more than half of the ranks.
   bool unsure = false;
+  /// Only the stacks of the ranks are known (kByStacks). Of a job that is active they say little.
+  bool by_stacks = false;
 };
 
 /// Analyzes the newest attempt. `ended`: its ranks that have ended normally and may have left no log. If

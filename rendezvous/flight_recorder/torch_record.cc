@@ -230,7 +230,8 @@ std::vector<Frame> main_frames(std::string_view stacks) {
     const std::size_t end = std::min(stacks.find('\n'), stacks.size());
     const std::string_view line = stacks.substr(0, end);
     stacks.remove_prefix(std::min(end + 1, stacks.size()));
-    if (line.starts_with("Thread ") || line.starts_with("Current thread ")) frames.clear();
+    // Behind a hundred threads faulthandler leaves out the others, the main thread among them.
+    if (line.starts_with("Thread ") || line.starts_with("Current thread ") || line == "...") frames.clear();
     if (const auto frame = frame_of(line)) frames.push_back(*frame);
   }
   return frames;
@@ -260,6 +261,28 @@ std::string_view phase_of(const Frame& frame) {
   if (frame.file.ends_with("/multiprocessing/synchronize.py")) return "waiting for a lock";
   if (frame.file.ends_with("/queue.py")) return "waiting for a queue";
   return {};
+}
+
+/// The collective of PyTorch in which the main thread is, as the script has called it; empty: none.
+std::string collective_by_stacks(std::string_view stacks) {
+  std::string called;
+  for (const Frame& frame : main_frames(stacks)) {
+    // A gradient's all-reduce is waited for in native code.
+    if (called.empty() && frame.function == "backward" &&
+        (frame.file.ends_with("torch/_tensor.py") || frame.file.ends_with("torch/autograd/__init__.py")))
+      called = "backward";
+    // DistributedDataParallel broadcasts buffers in each forward, and the weights when it is made.
+    if (called.empty() && frame.file.ends_with("torch/nn/parallel/distributed.py") &&
+        frame.function.find("broadcast_coalesced") != std::string_view::npos)
+      called = "forward";
+    if (called.empty() && frame.file.ends_with("torch/distributed/utils.py") &&
+        (frame.function == "_sync_params_and_buffers" ||
+         frame.function == "_verify_param_shape_across_processes"))
+      called = "DistributedDataParallel";
+    if (frame.file.ends_with("torch/distributed/distributed_c10d.py"))
+      called = frame.function.substr(0, kKind);
+  }
+  return called;
 }
 
 /// The group of a rank that has no process group yet: it waits in init_process_group, or has not called it.
@@ -318,6 +341,13 @@ std::optional<FlightRecorderDump> read_torch_answers(const TorchAnswers& answers
                                         !text_at(record, "version", kName).empty());
   if (!readable && identity.place.empty()) return std::nullopt;
   if (answers.lacks_gil) identity.place = "probably in a native call that holds the GIL";
+  if (!readable && !answers.stacks.empty()) {
+    RecordedGroup group{std::string(kByStacks), 0, identity.world_size, {}};
+    if (std::string called = collective_by_stacks(answers.stacks); !called.empty())
+      group.entries.push_back({kUnnumbered, std::move(called), 0, "", 0, 0});
+    identity.groups.push_back(std::move(group));
+    return identity;
+  }
   GroupsByName groups;
   if (has_entries) {
     for (const Json& entry : *entries) {

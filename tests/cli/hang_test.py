@@ -288,8 +288,10 @@ class OneMachine(HangTest):
         done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "3s", "/usr/bin/python3",
                             self.script("train.py", TORCH), env=dict(self.env, PATH=self.path_without_debuggers(), **pytorch.environment()))
         self.assert_code(done, HUNG)
-        self.assertIn("rank 1 on localhost: sleeping in nanosleep\n", done.err)
-        self.assertIn("rank 0 on localhost: sleeping in futex\n", done.err)
+        place = f"at train.py:{TORCH.splitlines().index('    time.sleep(1000)  # never comes to the second one') + 1}"
+        self.assertIn(f"rank 1 on localhost: sleeping in nanosleep, {place}\n", done.err)
+        self.assertIn("rank 0 on localhost: sleeping in futex, at train.py:", done.err)
+        self.assertRegex(done.err, rf"\n  collectives: rank 1 has not started all_reduce .*that rank 0 waits in.*; rank 1 is {place}\n")
 
     @unittest.skipUnless(pytorch.can_join_store() and shutil.which("gdb"), pytorch.why_not() or "no gdb here")
     def test_a_store_without_a_server_gets_a_hint(self):
@@ -298,7 +300,7 @@ class OneMachine(HangTest):
                             self.script("train.py", SECOND_STORE), port, env=dict(self.env, **pytorch.environment()))
         self.assert_code(done, HUNG)
         self.skip_unless_gdb_may_attach()
-        if "ranks 0-1 on localhost: sleeping in nanosleep\n" in done.err:
+        if "ranks 0-1 on localhost: sleeping in nanosleep" in done.err:
             self.skipTest("both ranks were sampled while they waited for their next connection attempt")
         self.assertRegex(done.err, r"    hint: rank(s 0,1 are| [01] is) still connecting to a store\. If its port is not "
                                    r"MASTER_PORT, no process serves it while TORCHELASTIC_USE_AGENT_STORE is True: "
@@ -331,7 +333,7 @@ class PyTorchWorkers(HangTest):
                          wait + f'at train.py:{line["""    if kind == "sleep": time.sleep(1000)"""]}')
         self.assertRegex(self.done.err, r"\n    rank 2 on localhost: sleeping in \w+, at train\.py:\d+\n"
                                         r"    ranks 0-1 on localhost: sleeping in \w+, at train\.py:\d+ in all_reduce\n")
-        self.assertRegex(self.hang_text(2), r"(?m)^== PyTorch's worker server\n(.*\n)*  File .*train\.py\", line ")
+        self.assertRegex(self.hang_text(2), r"(?m)^== Python's stacks\n(.*\n)*  File .*train\.py\", line ")
         self.assertEqual(self.verdict("python3", script, "lock"),
                          wait + f'waiting for a lock, at train.py:{line["""    if kind == "lock": threading.Event().wait()"""]}')
 
@@ -474,6 +476,33 @@ def all_reduce""", 1)
     def test_no_diagnosis_turns_it_off(self):
         self.assertIsNone(self.verdict("--no-diagnosis", "python3", self.script("train.py", COLLECTIVES), "sleep"))
         self.assertNotIn("train.py:", self.done.err)
+
+    def test_stacks_tell_it_where_pytorch_has_no_server(self):
+        package = self.dir / "site-packages/torch"
+        for name, text in (("__init__", ""), ("_C/__init__", ""), ("_C/_distributed_c10d", ""),
+                           ("distributed/__init__", "from torch.distributed.distributed_c10d import *\n"),
+                           ("distributed/distributed_c10d", "import time\ndef all_reduce():\n    time.sleep(1000)\ndef broadcast():\n    time.sleep(1000)\n")):
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            (package / f"{name}.py").write_text(text)
+        self.env["PYTHONPATH"] = str(package.parent)
+        script = self.script("train.py", """import ctypes, os, sys, threading, time
+import torch.distributed as dist
+if os.environ["RANK"] == "2":
+    for i in range(150): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    if sys.argv[1] == "gil": ctypes.PyDLL(None).sleep(1000)
+    if sys.argv[1] == "other": dist.broadcast()
+    def load(depth): load(depth - 1) if depth > 0 else time.sleep(1000)
+    load(500)
+dist.all_reduce()
+""")
+        for kind, verdict, confidence in (
+                ("sleep", "rank 2 has not started all_reduce that ranks 0-1 wait in; rank 2 is at train.py:7 in load", "medium"),
+                ("other", "rank 2 called broadcast where ranks 0-1 called all_reduce; rank 2 is at train.py:6", "low"),
+                ("gil", "rank 2 left no record; ranks 0-1 wait in all_reduce; ranks 0-1 are at train.py:9", "medium")):
+            with self.subTest(kind):
+                self.assertEqual(self.verdict("python3", script, kind), verdict)
+                hang = json.loads((self.job_dir / "report.json").read_text())["hang"]
+                self.assertEqual((hang["confidence"], hang["ranks"], hang["witnesses"][0]["source"]), (confidence, [2], "stacks"))
 
     def test_a_second_program_of_the_worker_has_the_server(self):
         script = self.script("worker.sh", f"#!/bin/sh\npython3 -c 'import torch'\nexec python3 {self.script('train.py', COLLECTIVES)} $1\n")

@@ -405,8 +405,9 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                   "stdout and stderr ([hang.md](hang.md#lines-that-mean-trouble))."},
       watch_into(spec.watch));
   table.flag({.names = "--no-diagnosis",
-              .help = "do not start PyTorch's worker server in the workers",
-              .details = "That server tells which collective each rank waits in when a job hangs "
+              .help = "start nothing in Python workers that tells where they are in a hang",
+              .details = "PyTorch's worker server, or a thread in its place, tells which collective each "
+                         "rank waits in when a job hangs "
                          "([hang.md](hang.md#pytorch-jobs))."},
              spec.no_diagnosis);
   table.value(

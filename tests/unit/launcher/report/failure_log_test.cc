@@ -153,6 +153,38 @@ TEST_CASE("the verdict on a hang is what the recorders say, and certain where al
   CHECK_FALSE(log.end().hang);
 }
 
+TEST_CASE("stacks alone make a weaker verdict than recorders, and none on a job that is active") {
+  const auto by_stacks = [](std::uint32_t rank, const std::string& called) {
+    rendezvous::FlightRecorderDump dump;
+    dump.rank = static_cast<int>(rank);
+    dump.world_size = 3;
+    rendezvous::RecordedGroup group{std::string(rendezvous::kByStacks), 0, 3, {}};
+    if (!called.empty()) group.entries.push_back({rendezvous::kUnnumbered, called, 0, "", 0, 0});
+    dump.groups.push_back(group);
+    return rendezvous::WorkerCollectives{0, rank, dump_text(dump)};
+  };
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  for (std::uint32_t rank = 0; rank < 3; ++rank)
+    log.collectives(by_stacks(rank, rank == 2 ? "" : "barrier"), 3);
+  log.name_hang(by_processes(Verdict::Kind::kActive));
+  CHECK(log.end().hang->text == "no worker printed anything");
+  CHECK(log.end().hang->witnesses.size() == 1);
+  Verdict stalled = by_processes(Verdict::Kind::kStalled);
+  stalled.quiet = 60s;
+  log.name_hang(stalled);
+  CHECK(log.end().hang->text == "rank 2 has not started barrier that ranks 0-1 wait in");
+  CHECK(log.end().hang->ranks == std::vector<int>{2});
+  CHECK(log.end().hang->confidence == Verdict::Confidence::kMedium);
+  CHECK(log.end().hang->witnesses[0].source == "stacks");
+  log.collectives(by_stacks(2, "broadcast"), 3);  // of another group, perhaps
+  log.name_hang(stalled);
+  CHECK(log.end().hang->confidence == Verdict::Confidence::kLow);
+  log.collectives(by_stacks(2, "barrier"), 3);
+  log.name_hang(stalled);
+  CHECK(log.end().hang->text == "no worker printed anything");
+}
+
 TEST_CASE("a rank that is merely later than others is no verdict while the job is active") {
   FailureLog log;
   log.begin_attempt(0, 0s);

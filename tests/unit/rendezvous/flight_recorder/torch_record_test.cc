@@ -245,6 +245,61 @@ TEST_CASE("a rank whose GIL is held has a record, but no stacks") {
   CHECK(text().ends_with("; rank 2 is probably in a native call that holds the GIL"));
 }
 
+/// What is known of a rank of four whose PyTorch has no recorder. `frames`: the innermost one first.
+FlightRecorderDump by_stacks(int rank, const std::vector<std::string>& frames, int world = 4) {
+  TorchAnswers answers;
+  answers.stacks = "Thread 0x1 (most recent call first):\n";
+  for (const std::string& frame : frames)
+    answers.stacks += "  File \"" + frame + "\n";
+  FlightRecorderDump identity;
+  identity.rank = rank;
+  identity.world_size = world;
+  auto dump = read_torch_answers(answers, identity, 1, 64);
+  REQUIRE(dump);
+  return *parse_dump(dump_text(*dump));  // as the master gets it
+}
+
+TEST_CASE("without a recorder the stacks tell which rank the others wait for") {
+  const std::string torch = "/env/lib/python3.11/site-packages/torch/";
+  const std::string c10d = torch + "distributed/distributed_c10d.py\", line 9 in ";
+  const std::vector<std::string> sums{c10d + "all_reduce",
+                                      torch + "distributed/c10d_logger.py\", line 7 in wrapper",
+                                      "/home/me/train.py\", line 8 in step"};
+  const auto verdict = [&](const std::vector<std::string>& of_2) {
+    return analyze_desync({by_stacks(0, sums), by_stacks(1, sums), by_stacks(2, of_2), by_stacks(3, sums)});
+  };
+  const DesyncVerdict sleeps = verdict({"/home/me/train.py\", line 7 in load"});
+  CHECK(sleeps.text ==
+        "rank 2 has not started all_reduce that ranks 0-1,3 wait in; rank 2 is at train.py:7 in load");
+  CHECK(sleeps.named == std::set<int>{2});
+  CHECK(sleeps.waited_for);
+  CHECK(sleeps.by_stacks);
+  // The outermost function is the one that the script has called.
+  const DesyncVerdict other =
+      verdict({c10d + "all_gather", c10d + "all_gather_object", "/home/me/train.py\", line 9 in step"});
+  CHECK(
+      other.text ==
+      "rank 2 called all_gather_object where ranks 0-1,3 called all_reduce; rank 2 is at train.py:9 in step");
+  CHECK(other.differs);
+  CHECK(verdict({torch + "autograd/__init__.py\", line 3 in backward",
+                 torch + "_tensor.py\", line 4 in backward", "/home/me/train.py\", line 5"})
+            .text == "rank 2 called backward where ranks 0-1,3 called all_reduce; rank 2 is at train.py:5");
+  // It may have skipped one, and wait in the next one.
+  const DesyncVerdict same = verdict(sums);
+  CHECK(same.text.empty());
+  CHECK(same.named.empty());
+  CHECK(analyze_desync({by_stacks(0, sums), by_stacks(1, sums), by_stacks(3, sums)}, {2}).text ==
+        "rank 2 has ended; ranks 0-1,3 wait in all_reduce; ranks 0-1,3 are at train.py:8 in step");
+}
+
+TEST_CASE("where other ranks have a record, stacks only tell where a rank is") {
+  const DesyncVerdict verdict = analyze_desync({dump_of(0, {{.sequence = 6}}), dump_of(1, {{.sequence = 6}}),
+                                                by_stacks(2, {"/home/me/train.py\", line 7 in load"}, 3)});
+  CHECK_FALSE(verdict.by_stacks);
+  CHECK(verdict.text.starts_with("rank 2 left no record; ranks 0-1 wait in all_reduce 6 "));
+  CHECK(verdict.text.ends_with("; rank 2 is at train.py:7 in load"));
+}
+
 TEST_CASE("answers that are no record give none") {
   FlightRecorderDump identity;
   identity.world_size = 4;

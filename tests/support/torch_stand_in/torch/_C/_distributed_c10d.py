@@ -24,6 +24,10 @@ def _register_handler(name, handler):
     handlers[name] = handler
 
 
+def _get_handler_names():
+    return list(handlers)
+
+
 def dump_traceback(request, response):
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
