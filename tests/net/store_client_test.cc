@@ -139,7 +139,8 @@ TEST_CASE("signals do not end a call early") {
 }
 
 TEST_CASE("connect waits for a server that is not up yet") {
-  const std::uint16_t port = listen_tcp_picked(ListenScope::kLoopback, std::nullopt).value().port;
+  const test::FreePorts reserved(1);
+  const std::uint16_t port = reserved.first();
   Result<std::int64_t> sum = Error{};
   std::thread early([&] {
     Result<TcpStoreClient> client = TcpStoreClient::connect("127.0.0.1", port, 20s);

@@ -404,7 +404,8 @@ TEST_CASE("ports of the store") {
     }
   }
   SECTION("follow a given range") {
-    const std::uint16_t base = listen_tcp_picked(ListenScope::kLoopback, std::nullopt).value().port;
+    const test::FreePorts reserved(2);
+    const std::uint16_t base = reserved.first();
     const PortRange two{base, static_cast<std::uint16_t>(base + 1)};
     const TcpListener first = listen_tcp_picked(ListenScope::kLoopback, two).value();
     const TcpListener second = listen_tcp_picked(ListenScope::kLoopback, two).value();

@@ -1,17 +1,59 @@
 #pragma once
 
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <future>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/unique_fd.h"
+#include "rendezvous/link/tcp_listener.h"
 #include "rendezvous/store_tcp/tcp_store_server.h"
 
 namespace ddp::test {
+
+/// Consecutive ports that are free and that no other test gets while this lives; see tests/support/ports.py,
+/// which draws from the same ports where the kernel does not. Like there, an abstract socket with the port's
+/// number in its name is the reservation.
+class FreePorts {
+ public:
+  explicit FreePorts(std::size_t count) : first_(first_of(count)) {}
+  std::uint16_t first() const { return first_; }
+
+ private:
+  std::uint16_t first_of(std::size_t count) {
+    std::uint16_t port = static_cast<std::uint16_t>(7000 + std::random_device{}() % 2900);
+    while (names_.size() < count) {
+      names_.push_back(reserve(port++));
+      if (!names_.back() || !rendezvous::is_port_free(rendezvous::ListenScope::kAllInterfaces, port - 1))
+        names_.clear();
+      if (port == 10000) port = 7000, names_.clear();
+    }
+    return static_cast<std::uint16_t>(port - count);
+  }
+  static UniqueFd reserve(std::uint16_t port) {
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const std::string name = std::string(1, '\0') + "test port " + std::to_string(port);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    name.copy(address.sun_path, sizeof address.sun_path);
+    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) fd.reset();
+    return fd;
+  }
+
+  std::vector<UniqueFd> names_;  // keeps the names bound
+  std::uint16_t first_;
+};
 
 /// A store on its own thread, for tests that block as clients do.
 class StoreServer {

@@ -4,8 +4,9 @@ import pathlib
 import random
 import socket
 
-# The servers of `nodes` use 20000 to 31999.
-FIRST, END = 10000, 20000
+# A job takes its own ports from 10000 up (tcp_listener.cc), and would take one of these between probe and use. The servers of
+# `nodes` use 2000 to 6999. free_port.h draws from the same ports by the same names.
+FIRST, END = 7000, 10000
 
 _reserved = []  # keeps the names bound
 
