@@ -726,6 +726,11 @@ TEST_CASE("NCCL's JSON says which ranks of a communicator differ") {
                                           {R"("destroy_flag": true)", "finalized"}})
     CHECK(ras_findings(ras_json(ras_rank(0, runs, 1) + "," + ras_rank(1, status, 1), "")) ==
           "communicator 0xae94 of 4 ranks: " + finding + ": rank 1 (process 501 on 172.16.64.245)");
+  const std::string over = R"("destroy_flag": true)";
+  CHECK(ras_findings(ras_json(ras_rank(0, over, 2) + "," + ras_rank(1, over, 2), "")) == "");
+  CHECK(ras_findings(ras_json(ras_rank(0, over, 1) + "," + ras_rank(1, over, 2), "")) ==
+        "communicator 0xae94 of 4 ranks: AllReduce called 1 time: rank 0 (process 500 on 172.16.64.245); "
+        "AllReduce called 2 times: rank 1 (process 501 on 172.16.64.245)");
 }
 
 TEST_CASE("JSON that is not NCCL's is refused or ignored, and has a limit") {
