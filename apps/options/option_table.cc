@@ -652,7 +652,7 @@ void OptionScanner::read_several(const Option& option, WrittenOption written) {
 void OptionScanner::read_other(const CompatibilityOption& other, WrittenOption written) {
   const bool refused = other.status == SupportStatus::kRefused;
   if (other.takes_value && !take_value(written)) return;
-  if (!other.takes_value && written.value && !refused) return fail(written.text + " takes no value");
+  if (!other.takes_value && written.value) return fail(written.text + " takes no value");
   if (other.status == SupportStatus::kRenamed) {
     given_.emplace_back(other.text);
     return void(words_.insert(words_.end(), {std::string(other.text), std::string(other.value)}));

@@ -55,7 +55,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
               text_into(written.hostfile));
   table.list(
       {.names = "--host",
-       .other_names = "-host,-hosts,--hosts,--nodelist",
+       .other_names = "-H,-w,-host,-hosts,--hosts,--nodelist",
        .value = "LIST",
        .help = "nodes on the command line: gpu01:8,gpu[02-04]:8",
        .details = "The grammar is that of a hostfile ([hostfile.md](hostfile.md)), with commas between "

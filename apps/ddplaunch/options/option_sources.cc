@@ -29,10 +29,6 @@ constexpr bool kFlag = false;
 
 // Options that only have another name here stand with that option (Option::other_names).
 constexpr CompatibilityOption kCompatibilityOptions[] = {
-    // These are options of train and a verb of ddplaunch.
-    {"--on-peer-loss", kValue, kRefused, "train has it, behind its name"},
-    {"--dashboard", kFlag, kRefused, "ddplaunch dashboard shows a job that runs"},
-
     // torchrun and torch.distributed.launch.
     {"--use-env", kFlag, kNoted, "LOCAL_RANK is always in the environment"},
     {"--standalone", kFlag, kRenamed, "--launcher", "local"},
@@ -71,12 +67,11 @@ constexpr CompatibilityOption kCompatibilityOptions[] = {
     {"-N", kValue, kRefused,
      "srun's -N is the number of nodes, here --nnodes; mpirun's -N is the number of workers on each node, "
      "here --nproc-per-node"},
-    {"-H", kValue, kRefused, "use --hostfile FILE or --host LIST"},
-    {"-w", kValue, kRefused, "use --host LIST"},
     {"--allow-run-as-root", kFlag, kNoted, "root may run jobs"},
     {"--bind-to", kValue, kRefused, "bind in the worker's command: numactl -N 0 python …", "none"},
-    {"-x", kValue, kRefused, "use --env NAME[=VALUE]"},
-    {"-c", kValue, kRefused, "give it to salloc or sbatch"},
+    {"-x", kValue, kRefused,
+     "mpirun's -x is a variable, here --env NAME[=VALUE]; that of srun and pdsh are hosts to leave out, here "
+     "--exclude LIST"},
     {"-p", kValue, kRefused,
      "srun's -p is the partition: give it to salloc or sbatch; ssh's -p is the port: use port= in the "
      "hostfile; --nproc-per-node is the number of workers on each node"},

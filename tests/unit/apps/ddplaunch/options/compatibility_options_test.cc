@@ -151,7 +151,6 @@ TEST_CASE("Every option of torchrun that has a counterpart has a row") {
                            "--wrapper",
                            "--restart-backoff",
                            "--hang-timeout",
-                           "--on-peer-loss",
                            "--report",
                            "--show-ranks",
                            "--bars",
@@ -159,8 +158,7 @@ TEST_CASE("Every option of torchrun that has a counterpart has a row") {
                            "--log-max-size",
                            "--jsonl",
                            "--console",
-                           "--detach",
-                           "--dashboard"}) {
+                           "--detach"}) {
     CAPTURE(name);
     CHECK((table.knows(name) || is_other(name)));
   }
@@ -184,13 +182,6 @@ TEST_CASE("A command line of torchrun runs unchanged") {
   CHECK(job.spec.output.local_ranks_filter == std::vector<int>{0, 2});
   CHECK(job.notes ==
         Texts{"ddplaunch: --rdzv_backend has no effect: ddplaunch has one rendezvous of its own"});
-}
-
-TEST_CASE("An option of another place is refused by name") {
-  CHECK(
-      FakeContext().errors({"--dashboard", "--on-peer-loss=x", "w"}) ==
-      Texts{"ddplaunch: --dashboard is not an option of ddplaunch: ddplaunch dashboard shows a job that runs",
-            "ddplaunch: --on-peer-loss is not an option of ddplaunch: train has it, behind its name"});
 }
 
 TEST_CASE("torchrun's --master-addr of this machine is accepted and changes nothing") {
@@ -219,6 +210,8 @@ TEST_CASE("Short options are explained by their meaning in other launchers") {
         Texts{"ddplaunch: -p is not an option of ddplaunch: srun's -p is the partition: give it to salloc or "
               "sbatch; ssh's -p is the port: use port= in the hostfile; --nproc-per-node is the number of "
               "workers on each node"});
+  for (const char* name : {"-H", "-w"})
+    CHECK(world.spec({name, "a,b:2", "w"}).hosts.size() == 2);
   for (const Texts& total : {Texts{"-n", "3"}, Texts{"-n3"}, Texts{"-np", "3"}, Texts{"-np3"},
                              Texts{"--np", "3"}, Texts{"--ntasks=3"}, Texts{"--num_processes", "3"}}) {
     Texts args = total;

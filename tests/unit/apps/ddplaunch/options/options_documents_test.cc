@@ -44,7 +44,7 @@ TEST_CASE("docs/users/options.md lists every option of another launcher") {
       }
     }
   }
-  CHECK(others == 36);
+  CHECK(others == 38);
 }
 
 TEST_CASE("The example hostfiles are read without an error") {
