@@ -27,7 +27,8 @@ _ddplaunch_table() {
       ;;
     'ddplaunch --hostfile' | 'ddplaunch -hostfile' | 'ddplaunch -machinefile' | 'ddplaunch --machinefile' | \
       'ddplaunch --deepspeed-hostfile' | 'ddplaunch --mpirun-hostfile') source='file' input=hostfile ;;
-    'ddplaunch --host' | 'ddplaunch -host' | 'ddplaunch -hosts' | 'ddplaunch --hosts' | 'ddplaunch --nodelist') source='any' repeats=yes input=hosts ;;
+    'ddplaunch --host' | 'ddplaunch -H' | 'ddplaunch -w' | 'ddplaunch -host' | 'ddplaunch -hosts' | 'ddplaunch --hosts' | \
+      'ddplaunch --nodelist') source='any' repeats=yes input=hosts ;;
     'ddplaunch --hosts-from') source='file' words='slurm env -' ;;
     'ddplaunch --include' | 'ddplaunch -i' | 'ddplaunch --deepspeed-inclusion-filter') source='host' ;;
     'ddplaunch --exclude' | 'ddplaunch -e' | 'ddplaunch --deepspeed-exclusion-filter') source='host' ;;

@@ -57,7 +57,7 @@ function __ddplaunch_names_of
         case hostfile
             string split ' ' -- '--hostfile -hostfile -machinefile --machinefile --deepspeed-hostfile --mpirun-hostfile'
         case hosts
-            string split ' ' -- '--host -host -hosts --hosts --nodelist'
+            string split ' ' -- '--host -H -w -host -hosts --hosts --nodelist'
         case nproc
             string split ' ' -- '--nproc-per-node --num-gpus --num-accelerators -ppn -npernode --npernode --ntasks-per-node'
         case nnodes
@@ -198,7 +198,7 @@ function __ddplaunch_takes_value
                 --watch --stop-grace --stop-signal-to --node-timeout --master-timeout --on --report --host-history --label \
                 --show-ranks --local-ranks-filter --bars --console --log-dir -t --tee -r --redirects --log-max-size --tensorboard \
                 --job-id --job-file --accelerate-config --job-dir --keep-jobs --metrics-listen --metrics-linger --min-busbw \
-                --forget -hostfile -machinefile --machinefile --deepspeed-hostfile --mpirun-hostfile -host -hosts --hosts \
+                --forget -hostfile -machinefile --machinefile --deepspeed-hostfile --mpirun-hostfile -H -w -host -hosts --hosts \
                 --nodelist -i --deepspeed-inclusion-filter -e --deepspeed-exclusion-filter --num-nodes --num-machines --nodes \
                 --num-gpus --num-accelerators -ppn -npernode --npernode --ntasks-per-node -np --np --num-processes --machine-rank \
                 --main-process-ip --main-process-port -wd --wd -wdir --wdir --shutdown-timeout --enable-each-rank-log --rdzv-id \

@@ -149,6 +149,17 @@ def roff_groups(groups):
     return lines
 
 
+def roff_verbs(printed):
+    """Each verb with its own options. Those that are about a job to start have the options of ddplaunch."""
+    lines = []
+    for verb in printed["verbs"]:
+        lines += [f".SS \"ddplaunch {verb['name']} \\fI{roff_literal(verb['arguments'])}\\fR\"", *roff_lines(marked(verb["text"]))]
+        for group in printed["commands"].get("ddplaunch " + verb["name"], []):
+            for option in group["options"]:
+                lines += roff_option(option)
+    return lines
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 def part(path, name, printed):
@@ -160,7 +171,7 @@ def part(path, name, printed):
         table = markdown_table({group["title"]: group for group in commands[command]}[title])
         return [line.replace(f" ([{own}]({own}))", "") for line in table]
     if path.endswith(".1"):
-        return roff_groups(commands[name])
+        return roff_verbs(printed) if name == "verbs" else roff_groups(commands[name])
     return option_completion.part(pathlib.PurePosixPath(path).name, name, printed)
 
 
@@ -184,8 +195,9 @@ def updated(path, text, printed):
 
 def fresh_files(printed):
     """Returns {path: text} of all files as they should be. Every group is in a table, and every command in a manual page."""
-    commands = printed["commands"]
-    texts, missing = {}, {f"{command}: {group['title']}" for command, groups in commands.items() for group in groups} | set(commands)
+    commands, verbs = printed["commands"], {"ddplaunch " + verb["name"] for verb in printed["verbs"]}
+    texts, missing = {}, {f"{command}: {group['title']}" for command, groups in commands.items() for group in groups}
+    missing |= set(commands) - verbs | {"verbs"}
     for path in FILES:
         texts[path], names = updated(path, (ROOT / path).read_text(encoding="utf-8"), printed)
         missing -= set(names)

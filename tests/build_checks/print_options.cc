@@ -87,7 +87,8 @@ Json file_names(ddp::OptionFileKind kind) {
 Json verb_list() {
   Json list = Json::array();
   for (const ddp::VerbRow& verb : ddp::verbs())
-    list.push_back({{"name", verb.name}, {"help", verb.help}});
+    list.push_back(
+        {{"name", verb.name}, {"arguments", verb.arguments}, {"help", verb.help}, {"text", verb.text}});
   return list;
 }
 
