@@ -16,6 +16,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/files.h"
 #include "base/program.h"
 #include "base/unique_fd.h"
 
@@ -208,13 +209,12 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   ToolOutput result;
   if (stop != nullptr && stop->stopped) co_return result;
   const auto executor = co_await asio::this_coro::executor;
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-    result.status = system_error(errno, "pipe");
+  auto pipe = make_pipe("pipe");
+  if (!pipe) {
+    result.status = pipe.error();
     co_return result;
   }
-  UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  auto& [reader, writer] = *pipe;
   spec.out = writer.get();
   if (spec.err == kDevNull) spec.err = writer.get();
   spec.new_session = true;

@@ -1,4 +1,3 @@
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -163,14 +162,10 @@ int follow_start(const RunJob& job, pid_t child, int errors, int all_run) {
 }  // namespace
 
 int run_detached(const RunJob& job, const std::function<int(std::function<void()> all_run)>& run) {
-  int ends[2];
-  int run_ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return report_exit(system_error(errno, "pipe"));
-  UniqueFd read_end(ends[0]);
-  UniqueFd write_end(ends[1]);
-  if (::pipe2(run_ends, O_CLOEXEC) != 0) return report_exit(system_error(errno, "pipe"));
-  UniqueFd run_read_end(run_ends[0]);
-  UniqueFd run_write_end(run_ends[1]);
+  auto errors = make_pipe("pipe"), all_run = make_pipe("pipe");
+  if (!errors || !all_run) return report_exit((errors ? all_run : errors).error());
+  auto& [read_end, write_end] = *errors;
+  auto& [run_read_end, run_write_end] = *all_run;
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child < 0) return report_exit(system_error(errno, "fork"));

@@ -262,10 +262,9 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   if (!memories) co_return memories.error();
   ChildSpec spec = shell_for(job, node_env, *memories);
   spec.cwd = std::move(cwd);
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) co_return system_error(errno, "a pipe for --setup");
-  UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
+  auto pipe = make_pipe("a pipe for --setup");
+  if (!pipe) co_return pipe.error();
+  auto& [reader, writer] = *pipe;
   spec.out = spec.err = writer.get();
   std::vector<ChildSpec> specs;
   specs.push_back(std::move(spec));

@@ -178,10 +178,8 @@ Result<UsageSampler::Helper> UsageSampler::start_helper(const std::string& progr
   if (::access(program.c_str(), X_OK) != 0) return system_error(errno, program);
   if (const std::string why = distrust_companion(program); !why.empty())
     return Error{ErrorCode::kExec, program + " is not executed: " + why, EPERM};
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return system_error(errno, "pipe");
-  Helper helper{{}, UniqueFd(ends[0])};
-  const UniqueFd writer(ends[1]);
+  auto [reader, writer] = DDP_TRY(make_pipe("pipe"));
+  Helper helper{{}, std::move(reader)};
   ChildSpec spec;
   spec.path = program;
   spec.argv = {program, "--samples"};

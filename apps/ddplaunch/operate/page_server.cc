@@ -564,10 +564,7 @@ void leave_caller(int kept) {
 /// text.
 Result<std::pair<std::uint16_t, pid_t>> serve_in_background(const OperateOptions& options, PageJobs jobs,
                                                             Secret token) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe");
-  UniqueFd answer(ends[0]);
-  UniqueFd report(ends[1]);
+  auto [answer, report] = DDP_TRY(make_pipe("pipe"));
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child < 0) return system_error(errno, "fork");
