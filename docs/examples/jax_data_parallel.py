@@ -1,7 +1,7 @@
 """Trains a linear model with JAX on all ranks: the batch is divided, and JAX sums the gradients.
 
     ddplaunch --nproc-per-node 2 docs/examples/jax_data_parallel.py
-    ddplaunch --hostfile hosts --nproc-per-node gpu --port-range 20000-20100 docs/examples/jax_data_parallel.py
+    ddplaunch --hostfile hosts --nproc-per-node gpu --port-range 30000-30100 docs/examples/jax_data_parallel.py
 
 JAX brings its own coordinator. It listens on rank 0's node, at the port behind MASTER_PORT.
 """

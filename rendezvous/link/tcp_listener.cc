@@ -112,6 +112,9 @@ bool is_port_free(ListenScope scope, std::uint16_t port) {
 namespace {
 
 constexpr std::uint16_t kFirstPort = 10000;  // well-known services of a cluster use lower ports
+/// Ports that others find by their number: steps of Slurm (per_node.md), NCCL's RAS, torchrun's endpoint, and
+/// ddplaunchd beside the MASTER_PORT of most scripts.
+constexpr PortRange kKnownPorts[] = {{20000, 27999}, {28028, 28028}, {29400, 29400}, {29499, 29500}};
 constexpr std::uint16_t kNeighbours = 3;
 constexpr std::uint16_t kLastPort = 65535 - kNeighbours;
 constexpr int kMaxTries = 256;
@@ -179,13 +182,19 @@ PortRange ephemeral_ports() {
 }
 
 std::vector<PortRange> ports_beside(PortRange ephemeral) {
+  std::vector<PortRange> taken(std::begin(kKnownPorts), std::end(kKnownPorts));
+  taken.push_back(ephemeral);
+  std::ranges::sort(taken, {}, &PortRange::first);
   std::vector<PortRange> out;
-  // The successors must be outside as well.
-  if (ephemeral.first > kFirstPort + kNeighbours) {
-    out.push_back({kFirstPort, static_cast<std::uint16_t>(ephemeral.first - kNeighbours - 1)});
+  unsigned from = kFirstPort;
+  for (const PortRange& range : taken) {
+    // The successors must be outside as well.
+    if (range.first > from + kNeighbours)
+      out.push_back(
+          {static_cast<std::uint16_t>(from), static_cast<std::uint16_t>(range.first - kNeighbours - 1)});
+    from = std::max(from, range.last + 1U);
   }
-  const unsigned above = std::max<unsigned>(ephemeral.last + 1U, kFirstPort);
-  if (above <= kLastPort) out.push_back({static_cast<std::uint16_t>(above), kLastPort});
+  if (from <= kLastPort) out.push_back({static_cast<std::uint16_t>(from), kLastPort});
   return out;
 }
 

@@ -46,14 +46,14 @@ struct PortRange {
   std::uint16_t last = 0;
 };
 
-/// Listens on a port of `range`. If no range is given, uses a port outside the ephemeral range, which no
-/// outgoing connection can take. Prefers a port whose three successors are free too, since programs use
+/// Listens on a port of `range`. If no range is given, uses one of ports_beside(), which no outgoing
+/// connection can take. Prefers a port whose three successors are free too, since programs use
 /// MASTER_PORT + 1 … + 3 without asking.
 Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange> range);
 
 /// Returns the ports for outgoing connections (net.ipv4.ip_local_port_range); 32768–60999 when unreadable.
 PortRange ephemeral_ports();
-/// Returns the unprivileged ports outside `ephemeral`; empty when it covers all of them.
+/// Returns the ports from 10000 up outside `ephemeral`, without those that others find by their number.
 std::vector<PortRange> ports_beside(PortRange ephemeral);
 
 /// The peers that a port of the job accepts: the addresses of its nodes, and networks named by the user. It

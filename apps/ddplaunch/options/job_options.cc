@@ -279,7 +279,7 @@ void add_network(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .help = "take free ports only from this range",
                .details = "A `--master-port` must lie in it."},
               parsed_into(spec.port_range, read_port_range,
-                          ": give two ports from 1 to 65535, lower one first: 20000-20100"));
+                          ": give two ports from 1 to 65535, lower one first: 30000-30100"));
   table.choice<StoreMode>({.names = "--store",
                            .help = "process that serves MASTER_PORT: node 0's agent or rank 0 itself "
                                    "(docs/users/environment.md)",

@@ -373,7 +373,7 @@ TEST_CASE("Wrong values of the start options are errors") {
               "ddplaunch: --start-timeout soon: give a time like 500ms, 15s, 2m or 1h",
               "ddplaunch: --network 10.1.0.0: give a network like 10.1.0.0/16, or the name of an interface",
               "ddplaunch: --master-port http: give a whole number from 0 to 65535",
-              "ddplaunch: --port-range 200-100: give two ports from 1 to 65535, lower one first: 20000-20100",
+              "ddplaunch: --port-range 200-100: give two ports from 1 to 65535, lower one first: 30000-30100",
               "ddplaunch: unknown --store \"redis\" (agent, worker)",
               "ddplaunch: --ssh-config nowhere: No such file or directory"});
   CHECK(FakeContext().errors({"--ssh-command", " ", "w"}) ==
