@@ -14,7 +14,7 @@ from tests.support.launch import BIN, LaunchTest, Outcome, main, wait_until
 from tests.support.ports import free_port
 
 TOKEN = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
-VICTIM, MALLORY = 61234, 61235  # users that do not exist
+VICTIM, MALLORY = 61236, 61237  # users that do not exist; not those of machines.py, since limits count processes by user
 
 
 class OtherUsers(LaunchTest):

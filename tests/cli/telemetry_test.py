@@ -177,8 +177,10 @@ class Otlp(LaunchTest):
         self.assertLess(int(first["endTimeUnixNano"]), int(job["endTimeUnixNano"]))
 
     def test_a_collector_that_fails_costs_the_job_nothing(self):
-        with socket.create_server(("127.0.0.1", 0)) as dead:
-            place = f"http://127.0.0.1:{dead.getsockname()[1]}"
+        dead = socket.socket()  # never listens
+        self.addCleanup(dead.close)
+        dead.bind(("127.0.0.1", 0))
+        place = f"http://127.0.0.1:{dead.getsockname()[1]}"
         for endpoint, why in ((place, "Connection refused"), (500, "HTTP 500"), (0, None), ("http://no-such-host.invalid", "no-such-host"), ("https://a:1", "TLS is not known")):
             with self.subTest(endpoint):
                 if isinstance(endpoint, int):

@@ -11,6 +11,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support import pytorch
 from tests.support.launch import LaunchTest, Nodes, main
+from tests.support.ports import free_port
 
 DDP_SCRIPT = """
 import os, torch, torch.distributed as dist
@@ -70,14 +71,14 @@ class TorchUnderDdplaunch(LaunchTest):
         script = self.script("ddp.py", DDP_SCRIPT, mode=0o644)
         for python in PYTHONS:
             with self.subTest(python=python):
-                done = self.run_torch(python, "--store", "worker", script)
+                done = self.run_torch(python, "--store", "worker", "--master-port", free_port(), script)
                 self.assert_code(done, 0)
                 self.assertEqual(sorted(done.out.splitlines()), [f"rank {r} of 4 sum 10" for r in range(4)])
 
     def test_a_second_tcp_group_needs_the_store_of_a_worker(self):
         # TORCHELASTIC_USE_AGENT_STORE=True makes clients of all ranks, even on a port without a server (docs/users/store.md).
         script = self.script("second.py", SECOND_GROUP, mode=0o644)
-        done = self.run_torch(PYTHONS[0], "--store", "worker", script)
+        done = self.run_torch(PYTHONS[0], "--store", "worker", "--master-port", free_port(3), script)
         self.assert_code(done, 0)
         self.assertEqual(done.out.splitlines(), ["met"] * 4)
 

@@ -62,7 +62,7 @@ share() {
 }
 # start RANKS ARGUMENTS…: starts ranks of one node, in `pids`, in the background. Output is in $work/out.RANK and err.RANK.
 start() {
-  local ranks=$1 rank port=$((20000 + RANDOM % 12000))
+  local ranks=$1 rank port=$((6100 + RANDOM % 900))
   shift
   pids=()
   for ((rank = 0; rank < ranks; rank++)); do
@@ -291,7 +291,7 @@ nodes() {
       "${library[@]}" --no-python "${job[@]}" >"$work/out" 2>"$work/err" || code=$?
   else
     way='two launchers'
-    local token port=$((20000 + RANDOM % 12000))
+    local token port=$((6100 + RANDOM % 900))
     token=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
     for node in 0 1; do
       DDPLAUNCH_TOKEN=$token "${launch[@]}" --nnodes 2 --node-rank $node --master-addr 127.0.0.1 --master-port $port \

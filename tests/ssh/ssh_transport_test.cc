@@ -75,15 +75,15 @@ std::string host_fingerprint() {
   return output_of("ssh-keygen -lf " + nodes().file("host_key.pub") + " | cut -d' ' -f2");
 }
 
-/// A listening TCP socket on 127.0.0.1 that accepts no connection by itself.
+/// A listening TCP socket on 127.0.0.1 that accepts no connection by itself, or one that only holds a port.
 struct Listener {
-  Listener() : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit Listener(bool listens = true) : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address;
     REQUIRE(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
-    REQUIRE(::listen(fd.get(), 64) == 0);
+    if (listens) REQUIRE(::listen(fd.get(), 64) == 0);
     ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
     port = ntohs(address.sin_port);
   }
@@ -250,13 +250,9 @@ TEST_CASE("a key that the host does not know is reported with all methods tried"
 }
 
 TEST_CASE("a port without a listener") {
-  std::uint16_t port = 0;
-  {
-    const Listener gone;
-    port = gone.port;
-  }
-  CHECK(failure(at_port("127.0.0.1", port), nodes().file("ssh_config"), ErrorCode::kUnreachable) ==
-        "127.0.0.1: cannot connect to 127.0.0.1:" + std::to_string(port) +
+  const Listener deaf(false);
+  CHECK(failure(at_port("127.0.0.1", deaf.port), nodes().file("ssh_config"), ErrorCode::kUnreachable) ==
+        "127.0.0.1: cannot connect to 127.0.0.1:" + std::to_string(deaf.port) +
             ": Connection refused; check that sshd runs there, and on this port");
 }
 
