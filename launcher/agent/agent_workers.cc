@@ -117,7 +117,7 @@ void Agent::handle(const rendezvous::Signal& message) {
 }
 
 void Agent::handle(const rendezvous::Credit& message) {
-  credit_.give(message.stream, message.bytes);
+  credit_.add(message.stream, message.bytes);
   if (group_) group_->resume_output();
 }
 

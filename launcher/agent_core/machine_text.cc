@@ -318,7 +318,7 @@ void GpuSampleLines::add(std::string_view bytes) {
   rest_ += bytes;
   std::size_t begin = 0;
   for (std::size_t end = rest_.find('\n'); end != std::string::npos; end = rest_.find('\n', begin)) {
-    take(std::string_view(rest_).substr(begin, end - begin));
+    add_line(std::string_view(rest_).substr(begin, end - begin));
     begin = end + 1;
   }
   rest_.erase(0, begin);
@@ -326,7 +326,7 @@ void GpuSampleLines::add(std::string_view bytes) {
 }
 
 /// "sample", then tab and number for each field of GpuSample, in its order; "end" behind the last GPU.
-void GpuSampleLines::take(std::string_view line) {
+void GpuSampleLines::add_line(std::string_view line) {
   const std::vector<std::string_view> words = split_at_blanks(line);
   if (words.size() == 10 && words[0] == "sample" && round_.size() < rendezvous::kMaxGpus) {
     const auto narrow = [&words](std::size_t at) {

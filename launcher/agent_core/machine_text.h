@@ -128,7 +128,7 @@ class GpuSampleLines {
   const std::vector<rendezvous::GpuSample>& gpus() const { return complete_; }
 
  private:
-  void take(std::string_view line);
+  void add_line(std::string_view line);
 
   std::vector<std::uint32_t> only_;
   std::string rest_;  ///< the begin of a line

@@ -299,7 +299,7 @@ struct ControlServer::State {
     client.socket.cancel(ignored);
     while (!waiting->gone)
       (void)co_await waiting->changed.async_wait(kUseTuple);
-    client.give(kClientTime);
+    client.close_after(kClientTime);
     co_return make_reply(request, http::status::ok, std::move(*waiting->reply));
   }
 

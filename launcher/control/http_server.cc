@@ -69,7 +69,7 @@ struct HttpServer::State {
     places < limits.clients ? accept->resume() : accept->pause();
   }
 
-  static void take(const std::shared_ptr<State>& self, UniqueFd connection) {
+  static void add_client(const std::shared_ptr<State>& self, UniqueFd connection) {
     HttpClient& client = self->clients.emplace_front(self->executor);
     error_code failed;
     client.socket.assign(asio::local::stream_protocol(), connection.get(), failed);
@@ -90,7 +90,7 @@ struct HttpServer::State {
   }
 
   static Awaitable<> serve(std::shared_ptr<State> self, Clients::iterator client) {
-    client->give(self->limits.time);
+    client->close_after(self->limits.time);
     watch(self, client);
     boost::beast::flat_buffer buffer(kHeaderBytes + self->limits.body_bytes);
     http::request_parser<http::string_body> parser;
@@ -120,7 +120,7 @@ Result<HttpServer> HttpServer::start(const asio::any_io_executor& executor, rend
   const std::weak_ptr<State> weak = state;
   state->accept = DDP_TRY(rendezvous::AcceptLoop::start(
       executor, std::move(listener), [weak](UniqueFd connection, const asio::ip::address&) {
-        if (const auto self = weak.lock()) State::take(self, std::move(connection));
+        if (const auto self = weak.lock()) State::add_client(self, std::move(connection));
       }));
   return HttpServer(state);
 }

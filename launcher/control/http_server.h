@@ -39,7 +39,7 @@ struct HttpClient {
 
   explicit HttpClient(const asio::any_io_executor& executor) : socket(executor), deadline(executor) {}
   /// The connection is closed when this time is over, unless it is given another one.
-  void give(std::chrono::steady_clock::duration time) { deadline.expires_after(time); }
+  void close_after(std::chrono::steady_clock::duration time) { deadline.expires_after(time); }
   /// It may stay as long as it likes, and takes no place of others. Its handler limits how many do.
   void let_stay();
 

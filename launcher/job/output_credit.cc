@@ -11,7 +11,7 @@ void OutputCredit::start(std::size_t window) {
   room_.fill(static_cast<std::ptrdiff_t>(window));
 }
 
-void OutputCredit::give(std::uint8_t stream, std::size_t bytes) {
+void OutputCredit::add(std::uint8_t stream, std::size_t bytes) {
   if (stream == 1 || stream == 2) room_[stream - 1u] += static_cast<std::ptrdiff_t>(bytes);
 }
 

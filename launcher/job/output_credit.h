@@ -28,8 +28,8 @@ inline constexpr std::size_t kLeastRead = 4u << 10;
 /// never holds stderr back.
 class OutputCredit {
  public:
-  void start(std::size_t window);                     ///< of each stream
-  void give(std::uint8_t stream, std::size_t bytes);  ///< the master has taken `bytes`
+  void start(std::size_t window);                    ///< of each stream
+  void add(std::uint8_t stream, std::size_t bytes);  ///< the master has taken `bytes`
   void spend(std::uint8_t stream,
              std::size_t bytes);   ///< `bytes` were sent, perhaps beyond the room
   void lift() { lifted_ = true; }  ///< the output has no reader: never wait

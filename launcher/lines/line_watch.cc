@@ -83,7 +83,7 @@ class LinePatterns::Parser {
 
  private:
   bool more() const { return !error_ && at_ < text_.size(); }
-  bool take(char c) {
+  bool accept(char c) {
     if (!more() || text_[at_] != c) return false;
     ++at_;
     return true;
@@ -96,7 +96,7 @@ class LinePatterns::Parser {
     Node choice{.kind = Node::Kind::kChoice};
     do
       choice.parts.push_back(sequence());
-    while (take('|'));
+    while (accept('|'));
     return choice.parts.size() == 1 ? std::move(choice.parts[0]) : choice;
   }
 
@@ -120,7 +120,7 @@ class LinePatterns::Parser {
     if (!repetition(repeat)) return part;
     if (part.kind == Node::Kind::kEdge)
       fail(begin, quote(text_.substr(begin, at - begin)) + " cannot be repeated");
-    (void)take('?');  // without greed: the same lines match
+    (void)accept('?');  // without greed: the same lines match
     Node again;
     const std::size_t second = at_;
     if (repetition(again)) fail(second, "a repetition cannot be repeated; put it into ( )");
@@ -131,14 +131,14 @@ class LinePatterns::Parser {
   /// Reads *, +, ?, {n}, {n,}, {,m} or {n,m}. Any other { is a character.
   bool repetition(Node& repeat) {
     const std::size_t begin = at_;
-    if (take('*')) return true;
-    if (take('+')) return repeat.least = 1, true;
-    if (take('?')) return repeat.most = 1, true;
-    if (!take('{')) return false;
+    if (accept('*')) return true;
+    if (accept('+')) return repeat.least = 1, true;
+    if (accept('?')) return repeat.most = 1, true;
+    if (!accept('{')) return false;
     const auto first = number();
-    const bool comma = take(',');
+    const bool comma = accept(',');
     const auto last = comma ? number() : first;
-    if (!take('}') || (!first && !comma)) return at_ = begin, false;
+    if (!accept('}') || (!first && !comma)) return at_ = begin, false;
     repeat.least = first.value_or(0);
     repeat.most = last.value_or(-1);
     if (repeat.least > kMostRepeats || repeat.most > kMostRepeats)
@@ -182,7 +182,7 @@ class LinePatterns::Parser {
            "of the groups that begin with (? only (?: ) is known, and (?i) at the begin of the pattern");
     if (error_) return {};
     Node inside = choice();
-    if (!take(')')) fail(begin, "this ( is not closed");
+    if (!accept(')')) fail(begin, "this ( is not closed");
     return inside;
   }
 
@@ -210,13 +210,13 @@ class LinePatterns::Parser {
 
   ByteSet class_set(std::size_t begin) {
     ByteSet set;
-    const bool opposite = take('^');
+    const bool opposite = accept('^');
     for (bool first = true;; first = false) {
       if (!more()) {
         fail(begin, "this [ is not closed");
         return set;
       }
-      if (!first && take(']')) break;
+      if (!first && accept(']')) break;
       const std::size_t at = at_;
       const auto [low, one] = class_item();
       if (error_) return set;

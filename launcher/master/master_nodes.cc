@@ -154,7 +154,7 @@ Result<> Master::on_message(NodeLink& node, const rendezvous::Message& message) 
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) return take_output(node, *output);
   if (const auto* steps = std::get_if<rendezvous::WorkerSteps>(&message)) return take_steps(node, *steps);
   if (const auto* sample = std::get_if<rendezvous::NodeSample>(&message)) {
-    history_.take(node.index, supervisor_.nodes()[node.index].hello.cpus, *sample, steady_now());
+    history_.add_sample(node.index, supervisor_.nodes()[node.index].hello.cpus, *sample, steady_now());
     return {};
   }
   output_.pass_on();  // what workers wrote before an event is shown before the message about the event

@@ -179,18 +179,18 @@ void FoldedOutput::add(const LineSource& source, int stream, std::string_view la
               stamp_, at, put_);
     lines.remove_prefix(end + 1);
   }
-  give();
+  emit();
   arm();
 }
 
 void FoldedOutput::flush() {
   fold_.flush(put_);
-  give();
+  emit();
 }
 
 void FoldedOutput::put(const LineFold::Line& line) {
   // Both streams may go to one terminal, which must show a rank's lines in order.
-  if (line.stream != out_stream_) give();
+  if (line.stream != out_stream_) emit();
   out_stream_ = line.stream;
   if (line.ranks.size() == 1) {
     out_ += line.stamp.substr(kTimeWidth);
@@ -221,7 +221,7 @@ Label FoldedOutput::group_label(const LineFold::Line& line) const {
   return Label(template_, group);
 }
 
-void FoldedOutput::give() {
+void FoldedOutput::emit() {
   if (!out_.empty()) emit_(out_stream_, out_);
   out_.clear();
 }
@@ -236,7 +236,7 @@ void FoldedOutput::arm() {
     armed_ = false;
     if (cancelled) return;
     fold_.tick(steady_now(), put_);
-    give();
+    emit();
     arm();
   });
 }

@@ -126,7 +126,7 @@ class FoldedOutput {
   };
   void put(const LineFold::Line& line);
   Label group_label(const LineFold::Line& line) const;
-  void give();
+  void emit();
   void arm();
 
   std::string template_;

@@ -51,7 +51,7 @@ std::optional<HostFault> host_fault(const Failure& root, int lost, const OwnMach
 
 std::vector<HostFault> host_faults(const JobEnd& end, const JobFacts& facts, const OwnMachine& own) {
   std::vector<HostFault> faults;
-  const auto take = [&](const Failure& root, int lost) {
+  const auto add_fault = [&](const Failure& root, int lost) {
     auto fault = host_fault(root, lost, own);
     if (!fault || fault->host.empty()) return;
     // Counted back from the end, as in the report: a step of the wall clock changes no order.
@@ -62,8 +62,9 @@ std::vector<HostFault> host_faults(const JobEnd& end, const JobFacts& facts, con
     faults.push_back(std::move(*fault));
   };
   for (const Failure& root : end.earlier)
-    take(root, root.nodes_lost);
-  if (const Failure* root = cause_of(end)) take(*root, std::max(root->nodes_lost, count_nodes(end.failures)));
+    add_fault(root, root.nodes_lost);
+  if (const Failure* root = cause_of(end))
+    add_fault(*root, std::max(root->nodes_lost, count_nodes(end.failures)));
   return faults;
 }
 

@@ -60,7 +60,8 @@ std::string usage_text(const UsageSummary& summary) {
   return usage_text(shown);
 }
 
-void SampleHistory::take(std::size_t node, std::uint32_t cpus, rendezvous::NodeSample sample, Time now) {
+void SampleHistory::add_sample(std::size_t node, std::uint32_t cpus, rendezvous::NodeSample sample,
+                               Time now) {
   nodes_[node] = {cpus, std::move(sample), now};
 }
 

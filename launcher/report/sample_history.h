@@ -76,7 +76,7 @@ class SampleHistory {
   static constexpr std::chrono::seconds kFresh{15};
 
   /// `cpus`: that the job may use on the node.
-  void take(std::size_t node, std::uint32_t cpus, rendezvous::NodeSample sample, Time now);
+  void add_sample(std::size_t node, std::uint32_t cpus, rendezvous::NodeSample sample, Time now);
   /// Call it once a second or more often. Returns whether a second has passed since the last call that
   /// returned true.
   bool record(const JobProgress::Figures& figures, std::uint32_t attempt, Time now);

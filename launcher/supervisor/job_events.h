@@ -151,7 +151,7 @@ class Outbox {
   }
 
   /// Returns the actions since the last call.
-  job::Actions take() {
+  job::Actions take_actions() {
     for (std::size_t i = 0; i < groups_.size(); ++i)
       actions_[lines_[i]] = job::PrintLine{group_hosts_text(groups_[i]) + ' ' + reason_text(groups_[i])};
     groups_.clear();

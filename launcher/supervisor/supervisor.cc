@@ -135,7 +135,7 @@ job::Actions Supervisor::step(const job::Event& event, Time now) {
     if (auto notice = start_notice_.show(spec_.quiet || is_reported ? "" : awaited(), now))
       out_.add(std::move(*notice));
   }
-  return out_.take();
+  return out_.take_actions();
 }
 
 std::optional<Supervisor::Time> Supervisor::deadline() const {

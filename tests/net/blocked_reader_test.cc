@@ -240,7 +240,7 @@ void SwarmNode::handle(const Spawn& spawn) {
 }
 
 void SwarmNode::handle(const Credit& more) {
-  credit.give(more.stream, more.bytes);
+  credit.add(more.stream, more.bytes);
   if (to_send == 0) return;
   send_within_credit();
   if (attempt == 0) return swarm.fail_when_still();

@@ -430,7 +430,7 @@ struct PageServer::State {
         sent_state = feed.state.json;
       }
       if (text.empty()) text = ":\n\n";  // shows that the page is still open
-      client.give(kStalledTime);
+      client.close_after(kStalledTime);
       const auto [broken, count] = co_await asio::async_write(client.socket, asio::buffer(text), kUseTuple);
       if (broken) co_return;
       timer.expires_after(kRefreshEvery);

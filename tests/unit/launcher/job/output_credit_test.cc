@@ -45,7 +45,7 @@ TEST_CASE("blocked stdout leaves stderr its credit") {
   CHECK(credit.room(1) == 0);
   CHECK(credit.room(2) == 100'000);
   credit.spend(2, 30'000);
-  credit.give(1, 50'000);
+  credit.add(1, 50'000);
   CHECK(credit.room(1) == 50'000);
   CHECK(credit.room(2) == 70'000);
 }
@@ -55,9 +55,9 @@ TEST_CASE("small amounts of credit are collected until they are worth a read") {
   credit.start(64u << 10);
   credit.spend(1, (64u << 10) - 10);
   CHECK(credit.room(1) == 0);
-  credit.give(1, kLeastRead - 11);
+  credit.add(1, kLeastRead - 11);
   CHECK(credit.room(1) == 0);
-  credit.give(1, 1);
+  credit.add(1, 1);
   CHECK(credit.room(1) == kLeastRead);
   // The master gives back the consumed bytes in pieces, and never keeps so much that a reader waits for ever.
   CHECK(credit_piece(1'000'000) + kLeastRead <= credit_window(1'000'000));
@@ -69,9 +69,9 @@ TEST_CASE("bytes sent beyond the credit are a debt, so that the window never gro
   credit.spend(1, 100'000);
   credit.spend(1, 250'000);  // the pipes' content at a stop
   CHECK(credit.room(1) == 0);
-  credit.give(1, 250'000);
+  credit.add(1, 250'000);
   CHECK(credit.room(1) == 0);
-  credit.give(1, 100'000);
+  credit.add(1, 100'000);
   CHECK(credit.room(1) == 100'000);
   CHECK(credit.room(2) == 100'000);
 }
@@ -79,8 +79,8 @@ TEST_CASE("bytes sent beyond the credit are a debt, so that the window never gro
 TEST_CASE("credit for an unknown stream is ignored") {
   OutputCredit credit;
   credit.start(10'000);
-  credit.give(0, 100);
-  credit.give(3, 100);
+  credit.add(0, 100);
+  credit.add(3, 100);
   CHECK(credit.room(1) == 10'000);
   CHECK(credit.room(2) == 10'000);
 }
@@ -90,7 +90,7 @@ TEST_CASE("without a master the credit is unlimited, and later credit messages c
   credit.start(10);
   credit.lift();
   credit.spend(1, 1u << 30);
-  credit.give(2, 5);
+  credit.add(2, 5);
   credit.start(10);
   CHECK(credit.room(1) == std::numeric_limits<std::size_t>::max());
   CHECK(credit.room(2) == std::numeric_limits<std::size_t>::max());

@@ -31,8 +31,8 @@ rendezvous::NodeSample sample(std::uint64_t cpu_milli, std::uint32_t busy) {
 TEST_CASE("the usage of a job is that of the nodes that still say theirs") {
   SampleHistory history;
   CHECK(history.usage(0s).nodes == 0);
-  history.take(0, 48, sample(2'000, 40), 1s);
-  history.take(3, 48, sample(1'000, 60), 5s);
+  history.add_sample(0, 48, sample(2'000, 40), 1s);
+  history.add_sample(3, 48, sample(1'000, 60), 5s);
   const JobUsage both = history.usage(6s);
   CHECK(both.nodes == 2);
   CHECK(both.cpus == 96);
@@ -51,10 +51,10 @@ TEST_CASE("the usage of a job is that of the nodes that still say theirs") {
 TEST_CASE("the summary has means of what is busy and peaks of memory, for people") {
   SampleHistory history;
   CHECK(usage_text(history.summary()).empty());
-  history.take(0, 96, sample(2'000, 30), 0s);
+  history.add_sample(0, 96, sample(2'000, 30), 0s);
   history.record({}, 0, 0s);
   history.record({}, 0, 500ms);  // too early: counts nothing
-  history.take(0, 96, sample(12'000, 50), 1s);
+  history.add_sample(0, 96, sample(12'000, 50), 1s);
   history.record({}, 0, 1s);
   const UsageSummary& summary = history.summary();
   CHECK(summary.cpu.count == 2);
@@ -65,10 +65,10 @@ TEST_CASE("the summary has means of what is busy and peaks of memory, for people
 
 TEST_CASE("what came since the last second counts at the end") {
   SampleHistory history;
-  history.take(0, 96, sample(2'000, 30), 0s);
+  history.add_sample(0, 96, sample(2'000, 30), 0s);
   history.record({}, 0, 0s);
   CHECK(history.take_point().value().usage.cpu == 2);
-  history.take(0, 96, sample(12'000, 50), 500ms);
+  history.add_sample(0, 96, sample(12'000, 50), 500ms);
   CHECK_FALSE(history.record({}, 0, 900ms));
   history.record_end({}, 0, 900ms);
   CHECK(history.summary().cpu.peak == 12);
@@ -79,7 +79,7 @@ TEST_CASE("a node without GPUs has only the rest") {
   SampleHistory history;
   rendezvous::NodeSample made = sample(500, 0);
   made.gpus.clear();
-  history.take(0, 8, made, 0s);
+  history.add_sample(0, 8, made, 0s);
   history.record({}, 0, 0s);
   CHECK(usage_text(history.summary()) == "CPU 0.5 of 8 cores, memory 0.5 of 512 GiB");
 }
@@ -123,7 +123,7 @@ TEST_CASE("a sample as a line of the journal") {
   CHECK((nothing["node"].is_null() && nothing["step"].is_null() && nothing["cpu"].is_null()));
   figures.step = 4;
   figures.loss = 2.5;
-  history.take(0, 8, sample(500, 20), 10500ms);
+  history.add_sample(0, 8, sample(500, 20), 10500ms);
   history.record(figures, 1, 11s);
   const auto some = line();
   CHECK((some["attempt"] == 1 && some["step"] == 4 && some["loss"] == 2.5));
