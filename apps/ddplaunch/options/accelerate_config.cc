@@ -305,13 +305,13 @@ void AccelerateReader::read_section(const Section& section) {
 }
 
 void AccelerateReader::read_deepspeed_hosts(const YAML::Node& section) {
-  const auto take = [&](const char* key, const char* name) {
+  const auto read_option = [&](const char* key, const char* name) {
     const YAML::Node node = section[key];
     if (node && node.IsScalar() && !node.IsNull() && !node.Scalar().empty()) option(name, node.Scalar(), key);
   };
-  take("deepspeed_hostfile", "--hostfile");
-  take("deepspeed_inclusion_filter", "--include");
-  take("deepspeed_exclusion_filter", "--exclude");
+  read_option("deepspeed_hostfile", "--hostfile");
+  read_option("deepspeed_inclusion_filter", "--include");
+  read_option("deepspeed_exclusion_filter", "--exclude");
   const YAML::Node launcher = section["deepspeed_multinode_launcher"];
   if (!launcher || !launcher.IsScalar()) return;
   const std::string name = launcher.Scalar();

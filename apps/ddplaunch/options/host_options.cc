@@ -33,7 +33,7 @@ std::string listed(const remote::Host& host) {
 
 using ParsedHosts = remote::Validated<std::vector<remote::Host>>;
 
-bool take(ParsedHosts checked, std::vector<remote::Host>& hosts, Diagnostics& diagnostics) {
+bool set_hosts(ParsedHosts checked, std::vector<remote::Host>& hosts, Diagnostics& diagnostics) {
   if (checked) {
     hosts = std::move(*checked);
     return true;
@@ -77,7 +77,7 @@ class HostListReader {
     diagnostics_.fail(text);
     return false;
   }
-  bool take(ParsedHosts parsed) { return ddp::take(std::move(parsed), hosts_, diagnostics_); }
+  bool set_hosts(ParsedHosts parsed) { return ddp::set_hosts(std::move(parsed), hosts_, diagnostics_); }
 
   const ProcessContext& context_;
   std::vector<remote::Host>& hosts_;
@@ -87,7 +87,7 @@ class HostListReader {
 bool HostListReader::from_file(const std::string& option, const std::string& path, const char* advice) {
   const bool is_input = path == "-";
   const auto text = is_input ? context_.read_stdin() : context_.read_file(path);
-  if (text) return take(remote::parse_hostfile(*text, is_input ? "standard input" : path));
+  if (text) return set_hosts(remote::parse_hostfile(*text, is_input ? "standard input" : path));
   return fail(option + (is_input ? " -: " : " ") + text.error().text +
               (text.error().sys == ENOENT ? advice : ""));
 }
@@ -104,7 +104,7 @@ bool HostListReader::from_slurm() {
   if (slurm.tasks_per_node == "1") slurm.tasks_per_node.clear();
   slurm.gpus_per_node = context_.variable("SLURM_GPUS_PER_NODE");
   slurm.gpus_on_node = context_.variable("SLURM_GPUS_ON_NODE");
-  if (!take(remote::slurm_hosts(slurm))) return false;
+  if (!set_hosts(remote::slurm_hosts(slurm))) return false;
   const auto tasks = remote::expand_counts(slurm.tasks_per_node.empty() ? "1" : slurm.tasks_per_node, "");
   const bool launchers = std::all_of(tasks->begin(), tasks->end(), [](int count) { return count == 1; });
   if (launchers && hosts_.size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
@@ -122,9 +122,9 @@ bool HostListReader::from_environment() {
     wanted += std::string(", ") + source.variable;
     const std::string value = context_.variable(source.variable);
     if (value.empty()) continue;
-    if (!source.is_file) return take(source.read(value, source.variable));
+    if (!source.is_file) return set_hosts(source.read(value, source.variable));
     const auto text = context_.read_file(value);
-    if (text) return take(source.read(*text, value));
+    if (text) return set_hosts(source.read(*text, value));
     return fail(std::string("--hosts-from env: the file that ") + source.variable +
                 " names: " + text.error().text);
   }
@@ -148,7 +148,7 @@ bool listed_hosts(JobOptions& options, const ProcessContext& context, Diagnostic
     return reader.from_file("--hosts-from", written.hosts_from,
                             "; give slurm, env, - for standard input, or the name of a hostfile");
   if (!written.host.empty())
-    return take(remote::parse_host_list(join(written.host, ", "), "--host"), hosts, diagnostics);
+    return set_hosts(remote::parse_host_list(join(written.host, ", "), "--host"), hosts, diagnostics);
   hosts.emplace_back().name = "localhost";
   return true;
 }
@@ -346,8 +346,8 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
   if (known) {
     std::vector<remote::Host> kept;
     // With both, an error is reported already.
-    known =
-        take(remote::filter_hosts(spec.hosts, include, include.empty() ? exclude : ""), kept, diagnostics);
+    known = set_hosts(remote::filter_hosts(spec.hosts, include, include.empty() ? exclude : ""), kept,
+                      diagnostics);
     if (known) spec.hosts = std::move(kept);
   }
   if (known) read_host_history(options, context, diagnostics);

@@ -25,12 +25,12 @@ constexpr double kMaxBandwidth = 1e9;
 constexpr std::uint64_t kSmallestPart = 4096;  // a smaller limit would fill the directory with parts
 constexpr unsigned long long kMostParts = 1'000'000;
 
-// Calls `take` with each word between commas. Returns false if it refuses a word.
-template <class Take>
-bool each_word(std::string_view list, Take take) {
+// Calls `visit` with each word between commas. Returns false if it refuses a word.
+template <class Visit>
+bool each_word(std::string_view list, Visit visit) {
   for (std::size_t at = 0;;) {
     const std::size_t end = std::min(list.find(',', at), list.size());
-    if (!take(list.substr(at, end - at))) return false;
+    if (!visit(list.substr(at, end - at))) return false;
     if (end == list.size()) return true;
     at = end + 1;
   }
