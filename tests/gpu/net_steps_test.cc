@@ -80,7 +80,7 @@ struct TestRank {
     steps = std::move(*own);
   }
   std::vector<double> weights() {
-    REQUIRE(steps->give(optimizer).has_value());
+    REQUIRE(steps->move_state_to_host(optimizer).has_value());
     const auto all = model.parameters();
     std::vector<double> numbers(all.begin(), all.end());
     for (const auto& one : optimizer.state())
@@ -236,7 +236,7 @@ void check_order_of_sums(std::size_t buckets) {
 
 void begin(TestRank& rank, const DeviceStepSettings& settings) {
   REQUIRE(rank.steps->attach(settings).has_value());
-  REQUIRE(rank.steps->take(rank.optimizer).has_value());
+  REQUIRE(rank.steps->move_state_to_gpu(rank.optimizer).has_value());
 }
 
 }  // namespace
@@ -250,7 +250,7 @@ TEST_CASE("The GPU measures a step's parts, in a graph too, and the wait for the
   settings.ranks = &ranks;
   settings.timed = true;
   REQUIRE(rank.steps->attach(settings).has_value());
-  REQUIRE(rank.steps->take(rank.optimizer).has_value());
+  REQUIRE(rank.steps->move_state_to_gpu(rank.optimizer).has_value());
   for (int epoch = 0; epoch < 2; ++epoch) {  // single launches, then graphs
     train_epoch(rank, data, 1, 1);
     const auto times = rank.steps->last_times();
@@ -407,7 +407,7 @@ TEST_CASE("a step with a NaN changes nothing on any rank") {
   const auto before = with.weights();
   REQUIRE(same_bits(without.weights(), before));
   for (TestRank* rank : {&with, &without})
-    REQUIRE(rank->steps->take(rank->optimizer).has_value());
+    REQUIRE(rank->steps->move_state_to_gpu(rank->optimizer).has_value());
   const auto order = backwards();
   REQUIRE(with.steps->set_order(order).has_value());
   DeviceStep step;
@@ -422,7 +422,7 @@ TEST_CASE("a step with a NaN changes nothing on any rank") {
   CHECK(same_bits(with.weights(), before));
   CHECK(with.optimizer.steps() == 4);
   // Training continues as if the step had not been launched.
-  REQUIRE(with.steps->take(with.optimizer).has_value());
+  REQUIRE(with.steps->move_state_to_gpu(with.optimizer).has_value());
   CHECK(train_epoch(with, images(), 4, 1000) == train_epoch(without, images(), 4, 1000));
 }
 
@@ -460,7 +460,7 @@ TEST_CASE("a step with a lost all-reduce is undone, and another world continues 
 
   TwoEqualRanks others;
   begin(lost, settings_of(lost, &others, true));
-  REQUIRE(kept.steps->take(kept.optimizer).has_value());
+  REQUIRE(kept.steps->move_state_to_gpu(kept.optimizer).has_value());
   CHECK(train_epoch(lost, images(), 1, 1000) == train_epoch(kept, images(), 1, 1000));
   CHECK(same_bits(lost.weights(), kept.weights()));
 }

@@ -190,7 +190,7 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   }
   CheckpointState state;
   std::string missing;
-  const auto take = [&](const char* key, auto& value) {
+  const auto read_entry = [&](const char* key, auto& value) {
     const auto found = json.find(key);
     using Value = std::decay_t<decltype(value)>;
     const bool fits = found != json.end() && is_of<Value>(*found);
@@ -200,12 +200,12 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
       missing = key;
     }
   };
-  for_entries(state, take);
+  for_entries(state, read_entry);
   // The first checkpoints of this format lack both.
-  if (json.contains("mlp_width")) take("mlp_width", state.mlp_width);
-  if (json.contains("mlp_depth")) take("mlp_depth", state.mlp_depth);
+  if (json.contains("mlp_width")) read_entry("mlp_width", state.mlp_width);
+  if (json.contains("mlp_depth")) read_entry("mlp_depth", state.mlp_depth);
   std::uint32_t crc = 0;
-  take(kOwnCrc, crc);
+  read_entry(kOwnCrc, crc);
   if (!missing.empty()) return wrong(path, "\"", missing, "\" is missing or has the wrong type");
   if (state.world_size < 1 || state.batch_size < 1 || state.accumulate < 1)
     return wrong(path, "world_size, batch_size and accumulate must be at least 1");

@@ -441,15 +441,15 @@ Result<> import_model(const std::string& path, Model<T>& model) {
 
 template <class T>
 void import_model(const Safetensors& file, Model<T>& model) {
-  const auto take = [&](const std::vector<TensorInfo>& tensors, std::span<T> to) {
+  const auto load_tensors = [&](const std::vector<TensorInfo>& tensors, std::span<T> to) {
     for (const TensorInfo& tensor : tensors) {
       std::vector<T> numbers(tensor.size);
       file.copy<T>(tensor.name, 0, numbers);
       from_torch_order<T>(tensor, numbers, to.subspan(tensor.offset, tensor.size));
     }
   };
-  take(model.parameter_tensors(), model.parameters());
-  take(model.running_tensors(), model.running_statistics());
+  load_tensors(model.parameter_tensors(), model.parameters());
+  load_tensors(model.running_tensors(), model.running_statistics());
   model.batches() = 0;
   for (const std::string& name : model.counter_names()) {
     const auto found = file.tensors().find(name);

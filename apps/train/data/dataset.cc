@@ -446,7 +446,7 @@ Result<DataMemory> DataMemory::map(UniqueFd fd, std::size_t size) {
   return DataMemory(std::move(fd), std::make_shared<const MappedBytes>(std::move(mapped)));
 }
 
-Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
+Result<DataMemory> DataMemory::open(const DataTicket& ticket) {
   const std::string path = concat("/proc/", ticket.pid, "/fd/", ticket.fd);
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return system_error(errno, "open " + path);

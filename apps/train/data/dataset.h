@@ -97,7 +97,7 @@ class DataMemory {
   static Result<std::optional<DataMemory>> make(const DataSplit& data, std::uint64_t source);
   /// Maps the memory of another process. Any difference from the ticket is an error: the caller then loads
   /// the data itself.
-  static Result<DataMemory> take(const DataTicket& ticket);
+  static Result<DataMemory> open(const DataTicket& ticket);
 
   /// Images and labels lie in the mapping, which lives as long as this object or a Dataset of it.
   DataSplit data() const;

@@ -47,7 +47,7 @@ struct CublasLtFunctions {
 
 class CublasLt {
  public:
-  Result<> take(LibraryFunctions from, const std::string& path) {
+  Result<> load_functions(LibraryFunctions from, const std::string& path) {
     path_ = path;
     CublasLtFunctions& own = functions_;
     // The version comes first: an old library lacks functions because of its age.
@@ -234,8 +234,10 @@ Result<std::unique_ptr<MatrixProducts>> open_matrix_products(const std::string& 
                       std::back_inserter(names));
   }
   CublasLt library;
-  const auto take = [&](LibraryFunctions from, const std::string& path) { return library.take(from, path); };
-  if (const auto loaded = load_library(names, "cublasLtGetVersion", take); !loaded)
+  const auto load = [&](LibraryFunctions from, const std::string& path) {
+    return library.load_functions(from, path);
+  };
+  if (const auto loaded = load_library(names, "cublasLtGetVersion", load); !loaded)
     return usage_error("cuBLASLt cannot be loaded: ", loaded.error().text);
   auto products = std::make_unique<CublasLtProducts>(std::move(library));
   DDP_TRY(products->open());

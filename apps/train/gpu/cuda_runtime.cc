@@ -247,7 +247,7 @@ std::vector<std::string> library_files(const std::string& name, const std::vecto
 }
 
 Result<> load_library(const std::vector<std::string>& files, const char* symbol,
-                      const std::function<Result<>(LibraryFunctions, const std::string&)>& take) {
+                      const std::function<Result<>(LibraryFunctions, const std::string&)>& load) {
   Error error{ErrorCode::kUnreachable, ""};
   for (const std::string& file : files) {
     error.text += error.text.empty() ? "" : "; ";
@@ -260,10 +260,10 @@ Result<> load_library(const std::vector<std::string>& files, const char* symbol,
     void* const function = ::dlsym(handle, symbol);
     Dl_info info{};
     const bool known = function != nullptr && ::dladdr(function, &info) != 0 && info.dli_fname != nullptr;
-    const auto taken = take({handle}, known ? info.dli_fname : file);
-    if (taken) return {};
+    const auto loaded = load({handle}, known ? info.dli_fname : file);
+    if (loaded) return {};
     error.code = ErrorCode::kUsage;  // a library of another place may be newer
-    error.text += taken.error().text;
+    error.text += loaded.error().text;
   }
   return error;
 }

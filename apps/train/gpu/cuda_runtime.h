@@ -208,10 +208,10 @@ struct LibraryFunctions {
   }
 };
 
-/// Loads the first of `files` that `take` accepts; `path` is the file that has the function `symbol`. The
+/// Loads the first of `files` that `load` accepts; `path` is the file that has the function `symbol`. The
 /// error says why each file does not serve. kUnreachable: none could be loaded.
 Result<> load_library(
     const std::vector<std::string>& files, const char* symbol,
-    const std::function<Result<>(LibraryFunctions functions, const std::string& path)>& take);
+    const std::function<Result<>(LibraryFunctions functions, const std::string& path)>& load);
 
 }  // namespace ddp::train

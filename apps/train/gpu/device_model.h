@@ -55,8 +55,8 @@ struct DeviceTimes {
 
 /// Steps that a rank's GPU makes by itself, each as one graph: batch, forward, backward, all-reduce, update.
 /// Weights, optimizer and running statistics stay in GPU memory between steps; the host's copies are stale
-/// until give(). Several steps may be launched before the outcome of the first is waited for. One thread.
-/// Errors come from the Communicator, else from the GPU (kSystem).
+/// until move_state_to_host(). Several steps may be launched before the outcome of the first is waited for.
+/// One thread. Errors come from the Communicator, else from the GPU (kSystem).
 template <class T>
 class DeviceSteps {
  public:
@@ -80,9 +80,9 @@ class DeviceSteps {
   /// flight, since CUDA may wait for it, and so for other ranks.
   virtual Result<> prepare(std::size_t batch) = 0;
 
-  /// Copy the model's weights and running statistics and the optimizer from the host to the GPU, and back.
-  virtual Result<> take(Optimizer<T>& optimizer) = 0;
-  virtual Result<> give(Optimizer<T>& optimizer) = 0;
+  /// Move the model's weights and running statistics and the optimizer from the host to the GPU, and back.
+  virtual Result<> move_state_to_gpu(Optimizer<T>& optimizer) = 0;
+  virtual Result<> move_state_to_host(Optimizer<T>& optimizer) = 0;
 
   virtual std::size_t in_flight() const = 0;
   /// Sends the next batch of the next step, as in Model::forward, if the GPU does not hold the images.
@@ -238,8 +238,8 @@ struct DeviceModelSettings {
 /// Returns the model of conv_net_layout() or mlp_layout(), computed on GPU `local_rank` modulo the number of
 /// GPUs. It has at most kMostGpuParameters. Parameters, gradients and running statistics stay on the host, as
 /// in every Model. Each step copies them to the GPU and back, so any sum and any update can be made. The
-/// model's device_steps() make whole steps on the GPU. While they have the state (from take() to give()),
-/// evaluate() uses theirs. A GPU call that fails later throws std::runtime_error.
+/// model's device_steps() make whole steps on the GPU. While they have the state (from move_state_to_gpu()
+/// to move_state_to_host()), evaluate() uses theirs. A GPU call that fails later throws std::runtime_error.
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(ModelLayout layout, const DeviceModelSettings& settings);
 

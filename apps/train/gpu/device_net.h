@@ -518,7 +518,7 @@ class NetSteps final : public DeviceSteps<T> {
   }
 
   Result<> prepare(std::size_t batch) override { return net_.prepare(static_cast<int>(batch)); }
-  Result<> take(Optimizer<T>& optimizer) override {
+  Result<> move_state_to_gpu(Optimizer<T>& optimizer) override {
     const auto& m = net_.memory();
     DDP_TRY(net_.put_parameters(model_.parameters()));
     DDP_TRY(net_.put(m.running, std::span<const T>(model_.running_statistics())));
@@ -535,7 +535,7 @@ class NetSteps final : public DeviceSteps<T> {
     return taken;
   }
 
-  Result<> give(Optimizer<T>& optimizer) override {
+  Result<> move_state_to_host(Optimizer<T>& optimizer) override {
     const auto& m = net_.memory();
     DDP_TRY(net_.get(model_.parameters(), m.parameters));
     DDP_TRY(net_.get(model_.running_statistics(), m.running));
@@ -550,7 +550,7 @@ class NetSteps final : public DeviceSteps<T> {
     return {};
   }
 
-  /// The GPU has the state, and the host's is stale: from take() to give().
+  /// The GPU has the state, and the host's is stale: from move_state_to_gpu() to move_state_to_host().
   bool has_state() const { return has_state_; }
   std::size_t in_flight() const override { return launched_ - finished_; }
   /// Uses pinned memory: a copy from other memory waits for the stream, and so for an all-reduce that may

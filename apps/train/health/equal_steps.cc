@@ -63,7 +63,7 @@ Result<std::unique_ptr<EqualSteps>> EqualSteps::open(DeviceKind device, int loca
         std::make_unique<Optimizer<float>>(settings.optimizer, steps->model_->parameter_count());
     DDP_TRY(gpu->attach(settings));
     DDP_TRY(gpu->prepare(kBatch));
-    DDP_TRY(gpu->take(*steps->optimizer_));
+    DDP_TRY(gpu->move_state_to_gpu(*steps->optimizer_));
   }
   for (std::size_t i = 0; i < kUntimed; ++i)
     DDP_TRY(steps->make(i, false));
@@ -87,7 +87,7 @@ Result<EqualSteps::Step> EqualSteps::make_on_device(const float* images, std::sp
   const auto times = DDP_TRY(gpu.last_times());
   Step step{0, times.forward + times.backward + times.update};
   if (!outcome.finite) return step;  // the update was dropped
-  DDP_TRY(gpu.give(*optimizer_));
+  DDP_TRY(gpu.move_state_to_host(*optimizer_));
   const std::span<float> gradients = optimizer_->state()[0].values;
   if (inject) flip_a_bit(gradients);
   step.hash = hash_of(gradients);

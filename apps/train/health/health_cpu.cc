@@ -85,7 +85,7 @@ class Cpu final : public HealthDevice {
     const PatternFaults faults =
         test_patterns({mapping.get(), bytes / sizeof(std::uint64_t)}, task.inject_memory);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    figures.take(faults);
+    figures.set_memory_result(faults);
     figures.memory_gbps = 2.0 * kHealthPatterns * static_cast<double>(bytes) / seconds / 1e9;
     return {};
   }
@@ -102,7 +102,7 @@ class Cpu final : public HealthDevice {
     do {
       table.gemm(shape, gemm.a().data(), gemm.b().data(), product.data(), scratch.data());
       if (inject && results.products == 1) product.data()[n] += 1;
-      results.take(product.span());
+      results.add_product(product.span());
     } while (results.products < 2 || Clock::now() < end);
   }
 

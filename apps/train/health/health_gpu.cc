@@ -144,8 +144,8 @@ class GpuMemory {
  public:
   explicit GpuMemory(cudaStream_t stream) : stream_(stream) {}
 
-  /// Takes all of `bytes`; if 0, as much of `share` as is available.
-  Result<> take(std::size_t bytes, std::size_t share) {
+  /// Allocates all of `bytes`; if 0, as much of `share` as is available.
+  Result<> allocate(std::size_t bytes, std::size_t share) {
     // The records are allocated first: no memory is free afterwards.
     records_ = DDP_TRY(make_device_bytes(kPiece / kBlock * sizeof(PatternFaults)));
     const bool as_there_is = bytes == 0;
@@ -265,14 +265,14 @@ Result<std::size_t> testable_gpu_memory() {
 Result<> test_gpu_memory(cudaStream_t stream, const HealthTask& task, HealthFigures& figures,
                          const std::function<void()>& after_pattern) {
   GpuMemory memory(stream);
-  DDP_TRY(memory.take(task.memory, task.share));
+  DDP_TRY(memory.allocate(task.memory, task.share));
   PatternFaults faults = PatternFaults::none();
   for (int i = 0; i < kHealthPatterns; ++i) {
     const auto pattern = static_cast<HealthPattern>(i);
     DDP_TRY(memory.test(pattern, task.inject_memory && pattern == HealthPattern::kFives, faults));
     after_pattern();
   }
-  figures.take(faults);
+  figures.set_memory_result(faults);
   figures.memory_gbps = memory.speed();
   return {};
 }

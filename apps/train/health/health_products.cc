@@ -39,7 +39,7 @@ Result<> GpuProducts::begin() {
   DDP_TRY(put_factor(second_factor(), gemm_.b(), n * n / gemm_.b().size()));
   DDP_TRY(multiply());
   DDP_TRY(read_copy());
-  results_.take(product_);
+  results_.add_product(product_);
   return copy(matrix(kFirst), product_.data(), bytes, cudaMemcpyHostToDevice);
 }
 
@@ -157,7 +157,7 @@ Result<> GpuProducts::take_batch(std::size_t count, HealthProducts::Verdict last
     HealthProducts::Verdict verdict{faults.other > 0, faults.wrong > 0};
     if (product + 1 == count)
       verdict = {verdict.is_other || last.is_other, verdict.is_wrong || last.is_wrong};
-    results_.take(verdict);
+    results_.add_verdict(verdict);
   }
   return {};
 }

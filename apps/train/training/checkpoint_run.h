@@ -201,7 +201,7 @@ class CheckpointRun {
       seen = newest_checkpoint();
       if (world_->rank() != 0) return {};
       auto done = find(found, mine);
-      return done && !found.path.empty() ? take(found) : done;
+      return done && !found.path.empty() ? load_model(found) : done;
     };
     DDP_TRY(share_outcome(*world_, read_it, sign(), interrupt_));
     DDP_TRY(check_places_agree(seen));
@@ -240,7 +240,7 @@ class CheckpointRun {
     DDP_TRY(await_writers(false));
     const std::uint64_t step = trainer_.position().step;
     std::uint64_t there = 0;
-    const auto look = [&]() -> Result<> {
+    const auto prepare_rank_0 = [&]() -> Result<> {
       if (world_->rank() != 0) return {};
       // A checkpoint that cannot be read is written again.
       const std::string path = options_.checkpoint_dir + "/" + checkpoint_name(step);
@@ -251,7 +251,7 @@ class CheckpointRun {
       if (!writer_) open_writer();
       return {};
     };
-    DDP_TRY(share_outcome(*world_, look, sign(), interrupt_));
+    DDP_TRY(share_outcome(*world_, prepare_rank_0, sign(), interrupt_));
     DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(&there, 1)), 0));
     written_step_.reset();
     skipped_step_.reset();
@@ -474,7 +474,7 @@ class CheckpointRun {
     return {};
   }
 
-  Result<> take(const Checkpoint& checkpoint) {
+  Result<> load_model(const Checkpoint& checkpoint) {
     const CheckpointState& state = checkpoint.state;
     const std::size_t running =
         trainer_.model().running_statistics().size() * static_cast<std::size_t>(state.world_size);

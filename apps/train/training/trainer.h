@@ -518,7 +518,7 @@ class Trainer {
     profile_.begin_step(position_.step + 1);
     profile_.enter(Phase::kData);
     if (!on_device_) {
-      DDP_TRY(model_.device_steps()->take(*optimizer_));
+      DDP_TRY(model_.device_steps()->move_state_to_gpu(*optimizer_));
       on_device_ = true;
     }
     const auto plan = [this](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
@@ -570,7 +570,7 @@ class Trainer {
 
   /// Copies the training's state from the GPU to the host, which continues with it.
   void fetch() {
-    if (std::exchange(on_device_, false)) must_work(model_.device_steps()->give(*optimizer_));
+    if (std::exchange(on_device_, false)) must_work(model_.device_steps()->move_state_to_host(*optimizer_));
   }
 
   Result<ReducedGradient> reduced_gradient(BatchLoader<T>& loader, int micro_batches, StepReport& report) {

@@ -80,7 +80,7 @@ Result<> NodeData::take_from_node(Communicator& world, const WorkerEnvironment& 
   for (const DataTicket& ticket : all) {
     if (is_here()) break;
     if (ticket.pid == 0 || ticket.node != node || ticket.source != source_) continue;
-    auto taken = DataMemory::take(ticket);
+    auto taken = DataMemory::open(ticket);
     if (!taken) continue;
     memory_ = std::move(*taken);
     split_ = memory_->data();
@@ -165,15 +165,15 @@ std::filesystem::path own_group(const std::filesystem::path& proc) {
 std::optional<std::size_t> available_memory(const std::filesystem::path& proc,
                                             const std::filesystem::path& groups) {
   std::optional<std::size_t> least;
-  const auto take = [&least](std::optional<std::size_t> bytes) {
+  const auto limit_to = [&least](std::optional<std::size_t> bytes) {
     if (bytes) least = std::min(least.value_or(*bytes), *bytes);
   };
-  if (const auto kib = number_after(proc / "meminfo", "MemAvailable:")) take(*kib << 10);
+  if (const auto kib = number_after(proc / "meminfo", "MemAvailable:")) limit_to(*kib << 10);
   std::filesystem::path group = groups;
-  take(left_to(group));
+  limit_to(left_to(group));
   for (const std::filesystem::path& part : own_group(proc)) {
     group /= part;
-    take(left_to(group));
+    limit_to(left_to(group));
   }
   return least;
 }

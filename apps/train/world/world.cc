@@ -43,24 +43,25 @@ Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   if (const char* collectives = get("DDPLAUNCH_COLLECTIVES")) result.collectives = collectives;
   if (get("RANK") == nullptr && get("WORLD_SIZE") == nullptr) return result;
 
-  const auto take = [&get]<class Field>(Field& field, const char* name, std::int64_t least, std::int64_t most,
-                                        bool needed = false) -> Result<> {
+  const auto read_field = [&get]<class Field>(Field& field, const char* name, std::int64_t least,
+                                              std::int64_t most, bool needed = false) -> Result<> {
     if (get(name) == nullptr && !needed) return {};
     const auto value = DDP_TRY(number(get, name, least, most));
     field = static_cast<Field>(value);
     return {};
   };
-  DDP_TRY(take(result.world_size, "WORLD_SIZE", 1, kMost, true));
-  DDP_TRY(take(result.rank, "RANK", 0, result.world_size - 1, true));
-  DDP_TRY(take(result.local_rank, "LOCAL_RANK", 0, kMost));
-  DDP_TRY(take(result.local_world_size, "LOCAL_WORLD_SIZE", 1, result.world_size));
-  DDP_TRY(take(result.node, "GROUP_RANK", 0, kMost));
-  DDP_TRY(take(result.attempt, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max()));
-  DDP_TRY(take(result.max_restarts, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max()));
+  DDP_TRY(read_field(result.world_size, "WORLD_SIZE", 1, kMost, true));
+  DDP_TRY(read_field(result.rank, "RANK", 0, result.world_size - 1, true));
+  DDP_TRY(read_field(result.local_rank, "LOCAL_RANK", 0, kMost));
+  DDP_TRY(read_field(result.local_world_size, "LOCAL_WORLD_SIZE", 1, result.world_size));
+  DDP_TRY(read_field(result.node, "GROUP_RANK", 0, kMost));
+  DDP_TRY(
+      read_field(result.attempt, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max()));
+  DDP_TRY(read_field(result.max_restarts, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max()));
   if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.run_id = run_id;
   if (result.world_size == 1) return result;
 
-  DDP_TRY(take(result.master_port, "MASTER_PORT", 1, 65'535, true));
+  DDP_TRY(read_field(result.master_port, "MASTER_PORT", 1, 65'535, true));
   const char* address = get("MASTER_ADDR");
   if (address == nullptr || *address == 0) {
     return usage_error("MASTER_ADDR is not set, but WORLD_SIZE is ", result.world_size);

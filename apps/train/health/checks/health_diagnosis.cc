@@ -350,7 +350,7 @@ HealthFigures unpack_figures(const std::uint64_t* words) {
 }
 
 void HealthFigures::add(const HealthFigures& round) {
-  const auto take = [](RoundRule rule, auto& to, auto value) {
+  const auto combine = [](RoundRule rule, auto& to, auto value) {
     switch (rule) {
       case RoundRule::kSum: to += value; return;
       case RoundRule::kMost: to = std::max(to, value); return;
@@ -370,9 +370,9 @@ void HealthFigures::add(const HealthFigures& round) {
   const std::uint64_t bits = wrong_bits | round.wrong_bits,
                       reasons = throttle_reasons | round.throttle_reasons;
   for (const HealthSpeed& speed : kHealthSpeeds)
-    take(speed.rounds, this->*speed.field, round.*speed.field);
+    combine(speed.rounds, this->*speed.field, round.*speed.field);
   for (const HealthCount& count : kHealthCounts)
-    take(count.rounds, this->*count.field, round.*count.field);
+    combine(count.rounds, this->*count.field, round.*count.field);
   wrong_bits = bits;
   throttle_reasons = reasons;
 }

@@ -52,8 +52,7 @@ struct HealthFigures {
   std::uint64_t remapped_rows = 0;                    ///< rows of memory that were replaced during the test
   std::uint64_t remap_waits = 0;                      ///< 1: a row is replaced at the next reset of the GPU
 
-  /// Takes the result of the memory test.
-  void take(const PatternFaults& faults) {
+  void set_memory_result(const PatternFaults& faults) {
     memory = faults.compared / kHealthPatterns * sizeof(std::uint64_t);
     wrong_words = faults.words;
     first_wrong = faults.words == 0 ? 0 : faults.first;

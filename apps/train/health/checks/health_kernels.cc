@@ -142,7 +142,7 @@ std::vector<float> HealthGemm::highest() const {
   return highest;
 }
 
-void HealthProducts::take(Verdict verdict) {
+void HealthProducts::add_verdict(Verdict verdict) {
   ++products;
   other += verdict.is_other;
   wrong += verdict.is_wrong;

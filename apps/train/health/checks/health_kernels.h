@@ -258,8 +258,8 @@ class HealthProducts {
   /// Compares a product with the first one, which the first call keeps, and with the bounds.
   Verdict compare(std::span<const float> product);
   /// Counts a product.
-  void take(Verdict verdict);
-  void take(std::span<const float> product) { take(compare(product)); }
+  void add_verdict(Verdict verdict);
+  void add_product(std::span<const float> product) { add_verdict(compare(product)); }
 
   std::uint64_t products = 0;
   std::uint64_t wrong = 0;

@@ -35,7 +35,7 @@ class Arena {
   explicit Arena(std::vector<ArenaPart>& parts) : parts_(&parts) {}
 
   template <class T>
-  T* take(std::size_t count) {
+  T* allocate(std::size_t count) {
     const std::size_t at = size_;
     size_ += (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
     if (parts_ != nullptr) parts_->push_back({at, count, sizeof(T), std::is_floating_point_v<T>});
@@ -80,21 +80,21 @@ struct TrainingMemory {
   TrainingMemory(Arena& arena, int parameter_count, int running, int max_batch, int image_size)
       : count(parameter_count),
         running_count(running),
-        images(arena.take<T>(static_cast<std::size_t>(max_batch) * image_size)),
-        labels(arena.take<std::uint8_t>(max_batch)),
-        parameters(arena.take<T>(parameter_count)),
-        first(arena.take<T>(parameter_count)),
-        second(arena.take<T>(parameter_count)),
-        running(arena.take<T>(running)),
-        state(arena.take<StepState>(1)),
-        gradients(arena.take<T>(static_cast<std::size_t>(parameter_count) + 1)),
-        next_running(arena.take<T>(running)),
-        scores{arena.take<double>(max_batch), arena.take<int>(max_batch)},
-        score(arena.take<BatchScore>(1)),
-        squares(arena.take<double>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
-        infinite(arena.take<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
-        update_ticket(arena.take<unsigned>(1)),
-        step{arena.take<StepSlot>(StepSlots::kCount), arena.take<unsigned>(1)} {}
+        images(arena.allocate<T>(static_cast<std::size_t>(max_batch) * image_size)),
+        labels(arena.allocate<std::uint8_t>(max_batch)),
+        parameters(arena.allocate<T>(parameter_count)),
+        first(arena.allocate<T>(parameter_count)),
+        second(arena.allocate<T>(parameter_count)),
+        running(arena.allocate<T>(running)),
+        state(arena.allocate<StepState>(1)),
+        gradients(arena.allocate<T>(static_cast<std::size_t>(parameter_count) + 1)),
+        next_running(arena.allocate<T>(running)),
+        scores{arena.allocate<double>(max_batch), arena.allocate<int>(max_batch)},
+        score(arena.allocate<BatchScore>(1)),
+        squares(arena.allocate<double>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
+        infinite(arena.allocate<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
+        update_ticket(arena.allocate<unsigned>(1)),
+        step{arena.allocate<StepSlot>(StepSlots::kCount), arena.allocate<unsigned>(1)} {}
 
   std::byte* learnt() const { return reinterpret_cast<std::byte*>(parameters); }
   std::size_t learnt_bytes() const {
@@ -115,7 +115,7 @@ struct WeightMemory : TrainingMemory<T> {
     if constexpr (std::is_same_v<S, T>) {
       weights = this->parameters;
     } else {
-      weights = arena.take<S>(parameter_count);
+      weights = arena.allocate<S>(parameter_count);
     }
   }
 };
@@ -173,17 +173,17 @@ struct DeviceConvBlock {
 
   void lay_out(Arena& arena, int max_batch) {
     const std::size_t batch = static_cast<std::size_t>(max_batch);
-    convolved = arena.take<S>(batch * kPixels * Out);
-    mean_parts = arena.take<T>(batch * Forward::kBands * Out);
-    square_parts = arena.take<T>(batch * Forward::kBands * Out);
+    convolved = arena.allocate<S>(batch * kPixels * Out);
+    mean_parts = arena.allocate<T>(batch * Forward::kBands * Out);
+    square_parts = arena.allocate<T>(batch * Forward::kBands * Out);
     for (T** array : {&scale, &shift, &gain, &offset, &slope})
-      *array = arena.take<T>(Out);
-    sums = arena.take<T>(batch * Out);
-    products = arena.take<T>(batch * Out);
-    mean = arena.take<double>(Out);
-    inverse = arena.take<double>(Out);
-    forward_ticket = arena.take<unsigned>(1);
-    backward_ticket = arena.take<unsigned>(1);
+      *array = arena.allocate<T>(Out);
+    sums = arena.allocate<T>(batch * Out);
+    products = arena.allocate<T>(batch * Out);
+    mean = arena.allocate<double>(Out);
+    inverse = arena.allocate<double>(Out);
+    forward_ticket = arena.allocate<unsigned>(1);
+    backward_ticket = arena.allocate<unsigned>(1);
   }
 
   /// Computes the convolution's output and its normalization. `tall`: with bands of twice the rows.
@@ -272,15 +272,15 @@ struct ConvNetMemory {
     block2.weight = 448, block2.gamma = 13'280, block2.beta = 13'312, block2.running = 32;
     block1.lay_out(arena, max_batch);
     block2.lay_out(arena, max_batch);
-    hidden = arena.take<S>(batch * 18 * 18 * 16);
-    hidden_gradient = arena.take<T>(batch * 14 * 14 * 16);
-    features = arena.take<S>(batch * kConvNetFeatures);
-    features_gradient = arena.take<T>(batch * kConvNetFeatures);
-    gradient2 = arena.take<T>(batch * 18 * 18 * 32);
-    logit_gradient = arena.take<T>(batch * kClasses);
-    weight_parts1 = arena.take<T>(static_cast<std::size_t>(Weights1::kMaxGroups) * Weights1::kSize);
-    weight_parts2 = arena.take<T>(static_cast<std::size_t>(Weights2::kMaxGroups) * Weights2::kSize);
-    head_ticket = arena.take<unsigned>(1);
+    hidden = arena.allocate<S>(batch * 18 * 18 * 16);
+    hidden_gradient = arena.allocate<T>(batch * 14 * 14 * 16);
+    features = arena.allocate<S>(batch * kConvNetFeatures);
+    features_gradient = arena.allocate<T>(batch * kConvNetFeatures);
+    gradient2 = arena.allocate<T>(batch * 18 * 18 * 32);
+    logit_gradient = arena.allocate<T>(batch * kClasses);
+    weight_parts1 = arena.allocate<T>(static_cast<std::size_t>(Weights1::kMaxGroups) * Weights1::kSize);
+    weight_parts2 = arena.allocate<T>(static_cast<std::size_t>(Weights2::kMaxGroups) * Weights2::kSize);
+    head_ticket = arena.allocate<unsigned>(1);
   }
 };
 
@@ -377,18 +377,18 @@ struct MlpMemory {
       DeviceLayer layer{i == 0 ? kImagePixels : width, i == depth ? kClasses : width, at, 0, nullptr};
       layer.bias = at + static_cast<std::size_t>(layer.inputs) * layer.outputs;
       at = layer.bias + static_cast<std::size_t>(layer.outputs);
-      if (i < depth) layer.output = arena.take<S>(batch * layer.outputs);
+      if (i < depth) layer.output = arena.allocate<S>(batch * layer.outputs);
       layers.push_back(layer);
     }
-    logits = arena.take<T>(batch * kClasses);
-    logits_gradient = arena.take<T>(batch * kClasses);
+    logits = arena.allocate<T>(batch * kClasses);
+    logits_gradient = arena.allocate<T>(batch * kClasses);
     for (S*& gradient : gradients)
-      gradient = arena.take<S>(batch * width);
+      gradient = arena.allocate<S>(batch * width);
     if constexpr (!std::is_same_v<S, T>) {
-      rounded_images = arena.take<S>(batch * kImagePixels);
-      rounded_gradient = arena.take<S>(batch * kClasses);
+      rounded_images = arena.allocate<S>(batch * kImagePixels);
+      rounded_gradient = arena.allocate<S>(batch * kClasses);
     }
-    loss_ticket = arena.take<unsigned>(1);
+    loss_ticket = arena.allocate<unsigned>(1);
   }
 
   /// The first layer's inputs.

@@ -279,7 +279,7 @@ TEST_CASE("data in memory is found by its own ticket only") {
   const DataTicket ticket = (*made)->ticket(3);
   CHECK(ticket.node == 3);
 
-  const auto taken = DataMemory::take(ticket);
+  const auto taken = DataMemory::open(ticket);
   REQUIRE(taken.has_value());
   const DataSplit there = taken->data();
   CHECK(std::ranges::equal(there.training.images, data.training.images));
@@ -288,13 +288,13 @@ TEST_CASE("data in memory is found by its own ticket only") {
   CHECK(std::ranges::equal(there.test.labels, data.test.labels));
   CHECK(there.checksums == data.checksums);
   // A process that took the memory can share it, too.
-  CHECK(DataMemory::take(taken->ticket(3)).has_value());
+  CHECK(DataMemory::open(taken->ticket(3)).has_value());
 
   for (const auto field :
        {&DataTicket::pid, &DataTicket::fd, &DataTicket::size, &DataTicket::nonce, &DataTicket::source}) {
     DataTicket wrong = ticket;
     wrong.*field += 1000;
-    CHECK_FALSE(DataMemory::take(wrong).has_value());
+    CHECK_FALSE(DataMemory::open(wrong).has_value());
   }
   CHECK(data_source("synthetic", 0) != source);
   CHECK(data_source("synthetik", 300) != source);
@@ -311,7 +311,7 @@ TEST_CASE("memory that is not sealed is refused, and generated data has no memor
   const ddp::UniqueFd copy(::memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   REQUIRE(::write(copy.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
   ticket.fd = static_cast<std::uint64_t>(copy.get());
-  CHECK(DataMemory::take(ticket).error().text == "the data of another process of this node: /proc/" +
+  CHECK(DataMemory::open(ticket).error().text == "the data of another process of this node: /proc/" +
                                                      std::to_string(::getpid()) + "/fd/" +
                                                      std::to_string(copy.get()) + " is not sealed");
   // Its descriptor is not writable.

@@ -370,20 +370,20 @@ TEST_CASE("Products are compared with the exact one and with the first") {
   }
   CHECK(gemm.wrong(product) == 0);
   HealthProducts products(gemm);
-  products.take(product);
-  products.take(product);
+  products.add_product(product);
+  products.add_product(product);
   CHECK((products.wrong == 0 && products.other == 0));
   auto last_bit = product;
   last_bit[5] = std::nextafter(last_bit[5], 100.0f);
-  products.take(last_bit);
+  products.add_product(last_bit);
   CHECK((products.wrong == 0 && products.other == 1));
   product[7] += 0.01f;
-  products.take(product);
+  products.add_product(product);
   CHECK((products.wrong == 1 && products.other == 2));
   CHECK(products.products == 4);
   HealthProducts wrong_from_the_first(gemm);
-  wrong_from_the_first.take(product);
-  wrong_from_the_first.take(product);
+  wrong_from_the_first.add_product(product);
+  wrong_from_the_first.add_product(product);
   CHECK((wrong_from_the_first.wrong == 2 && wrong_from_the_first.other == 0));
 }
 
