@@ -135,7 +135,7 @@ void JoinTable::opened(int rank, Time now) {
   slot.heard = now;
 }
 
-void JoinTable::heard(int rank, Time when) {
+void JoinTable::update_last_heard(int rank, Time when) {
   JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
   if (when > slot.heard) slot.heard = when;
 }

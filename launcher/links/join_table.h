@@ -57,7 +57,7 @@ class JoinTable {
   /// that was never assigned, else the lowest free one.
   Decision join(const rendezvous::LinkHello& hello, const JoiningPeer& peer, Time now);
   void opened(int rank, Time now);
-  void heard(int rank, Time when);
+  void update_last_heard(int rank, Time when);
   void ended(int rank, std::size_t incarnation);
 
  private:

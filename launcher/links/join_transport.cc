@@ -213,7 +213,7 @@ JoinTable::Decision JoinTransport::ListenerState::decide(const JoinedPeer& peer)
   const JoinTable::JoiningPeer node{peer.who.node, peer.address.to_string()};
   for (const int rank : table.about(peer.hello, node)) {
     if (const auto line = slots[static_cast<std::size_t>(rank)].line.lock(); line && !line->ended())
-      table.heard(rank, line->last_heard());
+      table.update_last_heard(rank, line->last_heard());
   }
   JoinTable::Decision decision = table.join(peer.hello, node, Clock::now());
   if (!decision.answer.rank) {

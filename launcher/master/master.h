@@ -73,7 +73,7 @@ class Master final : private NodeEvents {
   void start_failed(std::size_t node, Error why) override;
   Result<> on_message(NodeLink& node, const rendezvous::Message& message) override;
   void all_taken(NodeLink& node) override;
-  void heard(const NodeLink& node) override;
+  void bytes_arrived(const NodeLink& node) override;
   void reachable(const NodeLink& node) override;
   void agent_errors(const std::string& lines) override;
   void link_broken(const NodeLink& node, const Error& why) override;

@@ -201,8 +201,8 @@ Awaitable<> MasterLinks::read_link(Link node) {
     if (good) good = co_await node->connection().read_more();
     if (!good) break;
     // Heard is what arrived, not what was understood: the lease counts from the last byte.
-    node->heard();
-    events_.heard(*node);
+    node->end_silence();
+    events_.bytes_arrived(*node);
   }
   node->close();
   // The end of the channel gives a better reason, but it may never come: a host can die in between.

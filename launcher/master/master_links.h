@@ -32,8 +32,8 @@ class NodeEvents {
   virtual Result<> on_message(NodeLink& node, const rendezvous::Message& message) = 0;
   /// All messages that have arrived were taken.
   virtual void all_taken(NodeLink&) {}
-  /// Bytes arrived: a heartbeat.
-  virtual void heard(const NodeLink&) {}
+  /// Any bytes count as a heartbeat.
+  virtual void bytes_arrived(const NodeLink&) {}
   /// The kernel of a silent node has answered a probe (ReachabilityProbe).
   virtual void reachable(const NodeLink&) {}
   /// Completed lines of the agent's stderr, as NodeLink::error_lines returns them.

@@ -60,7 +60,7 @@ void Master::agent_errors(const std::string& lines) {
 }
 
 /// Any received byte counts as a heartbeat. Most change nothing.
-void Master::heard(const NodeLink& node) {
+void Master::bytes_arrived(const NodeLink& node) {
   job::Actions actions = supervisor_.step(job::NodeHeartbeat{node.index, node.incarnation}, steady_now());
   if (!actions.empty()) carry_out(std::move(actions));
 }

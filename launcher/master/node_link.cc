@@ -226,7 +226,7 @@ void NodeLink::ping(std::uint64_t sequence) {
   send(rendezvous::Ping{sequence});
 }
 
-void NodeLink::heard() {
+void NodeLink::end_silence() {
   missed_pings_ = 0;
   probe_.reset();
 }

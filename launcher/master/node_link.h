@@ -175,8 +175,8 @@ class NodeLink {
   bool answered() const { return answered_; }
   /// A Ping was due, but the last one is not answered. Returns how often this happened since the last byte.
   int miss_ping() { return ++missed_pings_; }
-  /// A byte arrived.
-  void heard();
+  /// Ends the probe, and the count of missed pings: the node lives.
+  void end_silence();
   /// Returns whether a probe tells anything about the node. It tells nothing behind a jump host, a proxy,
   /// srun or a node's own connection. A node without a network in between needs no probe: a silent one hangs.
   bool can_be_probed() const;

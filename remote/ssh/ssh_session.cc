@@ -238,7 +238,7 @@ void SshSession::wait_for_tcp() {
   auto self = shared_from_this();
   // Delayed acknowledgments of this side meet Nagle's algorithm of the server: 40 ms per session. The kernel
   // forgets the setting, so it is renewed until the command writes.
-  if (!pump_ || !pump_->heard()) set_option(tcp_.native_handle(), IPPROTO_TCP, TCP_QUICKACK, 1);
+  if (!pump_ || !pump_->has_output()) set_option(tcp_.native_handle(), IPPROTO_TCP, TCP_QUICKACK, 1);
   if (!tcp_reading_) {
     tcp_reading_ = true;
     tcp_.async_wait(asio::posix::stream_descriptor::wait_read, [self](const error_code& error) {

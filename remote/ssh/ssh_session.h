@@ -56,14 +56,14 @@ class SshPump {
   void link_readable() { link_ready_ = true; }
   Interest interest() const;
 
-  bool heard() const { return heard_; }                  ///< the command has written something
+  bool has_output() const { return has_output_; }        ///< the command has written something
   bool ended() const { return eof_; }                    ///< end of file has come
   std::optional<int> status() const { return status_; }  ///< exit status, or 128+n
 
   // Called by libssh while it reads packets.
   void on_data(bool is_errors) {
     (is_errors ? err_ : out_).held = true;
-    heard_ = true;
+    has_output_ = true;
   }
   void on_status(int status) { status_ = status; }
   void on_signal(const char* name);
@@ -99,7 +99,7 @@ class SshPump {
   bool link_ready_ = true;
   bool in_ended_ = false;  ///< the owner has written its last byte
   bool eof_sent_ = false;
-  bool heard_ = false;
+  bool has_output_ = false;
   bool eof_ = false;
   std::optional<int> status_;
 };

@@ -67,7 +67,7 @@ TEST_CASE("the rank of a connected node is not given away") {
   const auto first = job.join(3, "gpu03", "10.0.0.7");
   job.table.opened(3, job.now);
   job.now += 60s;
-  job.table.heard(3, job.now - 1s);
+  job.table.update_last_heard(3, job.now - 1s);
   const auto second = job.join(3, "gpu04", "10.0.0.8");
   CHECK(!second.answer.rank);
   CHECK(second.answer.refusal == LinkRefusal::kTaken);
@@ -81,7 +81,7 @@ TEST_CASE("a silent node is replaced by a node that answers") {
   job.join(3, "gpu03");
   job.table.opened(3, job.now);
   job.now += 10s;
-  job.table.heard(3, job.now - 3s);
+  job.table.update_last_heard(3, job.now - 3s);
   const auto second = job.join(3, "gpu03");
   CHECK(second.answer.rank == 3);
   CHECK(second.displaces);
