@@ -111,7 +111,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
 
   static Awaitable<> carry_input(std::shared_ptr<DaemonSession> self) {
     std::vector<char> buffer(kDaemonFrameHead + kMaxDaemonPayload);
-    LocalSocket& input = self->agent_->link();
+    LocalSocket& input = self->agent_->socket();
     error_code error;
     while (!error && self->reader_.failure().empty()) {
       const auto [failed, size] = co_await self->line_.read_some(asio::buffer(buffer));
@@ -141,7 +141,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   }
 
   static Awaitable<> carry_output(std::shared_ptr<DaemonSession> self) {
-    const bool all = co_await self->line_.carry(DaemonFrame::kOutput, self->agent_->link());
+    const bool all = co_await self->line_.carry(DaemonFrame::kOutput, self->agent_->socket());
     if (all) (void)co_await self->line_.send(daemon_frame(DaemonFrame::kOutputEnd, {}));
     if (!all) self->line_.close();
     self->output_over_ = true;

@@ -184,10 +184,10 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
 
 class DaemonChannel final : public Channel {
  public:
-  DaemonChannel(std::shared_ptr<DaemonPump> pump, Socket link, Socket errors, std::string address,
+  DaemonChannel(std::shared_ptr<DaemonPump> pump, Socket socket, Socket errors, std::string address,
                 std::uint16_t port)
       : pump_(std::move(pump)),
-        link_(std::move(link)),
+        socket_(std::move(socket)),
         errors_(std::move(errors)),
         address_(std::move(address)),
         port_(port) {}
@@ -195,7 +195,7 @@ class DaemonChannel final : public Channel {
 
   std::string address() const override { return address_; }
   std::uint16_t port() const override { return port_; }
-  Socket& link() override { return link_; }
+  Socket& socket() override { return socket_; }
   Socket& errors() override { return errors_; }
 
   Awaitable<ChannelEnd> end() override {
@@ -205,7 +205,7 @@ class DaemonChannel final : public Channel {
 
  private:
   std::shared_ptr<DaemonPump> pump_;
-  Socket link_;
+  Socket socket_;
   Socket errors_;
   std::string address_;
   std::uint16_t port_;

@@ -61,8 +61,8 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
 };
 
 /// A node that has joined over TLS (or any other ByteStream), as a remote::Channel, for per-node mode. Its
-/// owner uses stream(), so that a link costs one descriptor, even for a master of thousands of nodes: link()
-/// and errors() are never open. The destructor closes the stream.
+/// owner uses stream(), so that a link costs one descriptor, even for a master of thousands of nodes:
+/// socket() and errors() are never open. The destructor closes the stream.
 class SecureChannel final : public remote::Channel {
  public:
   /// `address` is the peer's, numeric.
@@ -70,7 +70,7 @@ class SecureChannel final : public remote::Channel {
   ~SecureChannel() override { line_->close(); }
 
   std::string address() const override { return address_; }
-  Socket& link() override { return none_; }
+  Socket& socket() override { return none_; }
   Socket& errors() override { return none_; }
   std::unique_ptr<ByteStream> stream() override { return line_->stream(); }
   Awaitable<remote::ChannelEnd> end() override;

@@ -54,8 +54,8 @@ SshPump::~SshPump() {
   ssh_remove_channel_callbacks(channel_, &callbacks_->table);
 }
 
-void SshPump::attach(int link, int errors) {
-  link_ = link;
+void SshPump::attach(int stdio, int errors) {
+  stdio_ = stdio;
   errors_ = errors;
   packets_ = ssh_event_new();
   if (packets_ != nullptr) ssh_event_add_session(packets_, session_);
@@ -129,8 +129,8 @@ bool SshPump::from_channel(PumpStream& stream, int fd, bool is_errors) {
 }
 
 bool SshPump::from_local() {
-  if (!in_.empty() || in_ended_ || !link_ready_) return false;
-  const ssize_t got = ::recv(link_, in_.bytes.data(), in_.bytes.size(), MSG_DONTWAIT);
+  if (!in_.empty() || in_ended_ || !stdio_ready_) return false;
+  const ssize_t got = ::recv(stdio_, in_.bytes.data(), in_.bytes.size(), MSG_DONTWAIT);
   if (got > 0) {
     in_.begin = 0;
     in_.end = static_cast<std::size_t>(got);
@@ -138,7 +138,7 @@ bool SshPump::from_local() {
   }
   if (got < 0 && errno == EINTR) return true;
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-    link_ready_ = false;
+    stdio_ready_ = false;
     return false;
   }
   in_ended_ = true;
@@ -176,14 +176,14 @@ SshPump::State SshPump::move() {
   // Round by round while anything moves, since each direction may make room for the other.
   for (int turn = 0; turn < kTurns; ++turn) {
     read_packets();
-    bool moved = from_channel(out_, link_, false);
+    bool moved = from_channel(out_, stdio_, false);
     moved = from_channel(err_, errors_, true) || moved;
     moved = to_channel() || moved;
     const bool delivered = all_delivered();
     // Only when all bytes are delivered: the reader takes end of file for the end of the data.
     if (delivered && !eof_ && ssh_channel_is_eof(channel_) != 0) {
       eof_ = true;
-      ::shutdown(link_, SHUT_WR);
+      ::shutdown(stdio_, SHUT_WR);
       ::shutdown(errors_, SHUT_WR);
     }
     // Every channel counts as closed after the connection has ended, so check the connection first.
@@ -199,8 +199,8 @@ SshPump::Interest SshPump::interest() const {
   // If both streams are held back, nothing is read from the connection. A broken connection then stays
   // readable forever.
   interest.packets = !(out_.held && err_.held) && ssh_is_connected(session_) != 0;
-  interest.link_read = in_.empty() && !in_ended_ && !link_ready_;
-  interest.link_write = out_.blocked;
+  interest.stdio_read = in_.empty() && !in_ended_ && !stdio_ready_;
+  interest.stdio_write = out_.blocked;
   interest.errors_write = err_.blocked;
   return interest;
 }

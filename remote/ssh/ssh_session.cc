@@ -51,7 +51,7 @@ SshSession::SshSession(asio::io_context& io, asio::io_context& agent_io, SshTarg
       tcp_(io),
       deadline_(io),
       attempt_(io),
-      link_(io),
+      stdio_(io),
       errors_(io) {}
 
 SshSession::~SshSession() {
@@ -259,18 +259,18 @@ void SshSession::wait_for_local() {
   using Descriptor = asio::posix::stream_descriptor;
   const SshPump::Interest interest = pump_->interest();
   auto self = shared_from_this();
-  if (interest.link_read && !link_reading_) {
-    link_reading_ = true;
-    link_.async_wait(Descriptor::wait_read, [self](const error_code& error) {
-      self->link_reading_ = false;
-      if (self->pump_) self->pump_->link_readable();
+  if (interest.stdio_read && !stdio_reading_) {
+    stdio_reading_ = true;
+    stdio_.async_wait(Descriptor::wait_read, [self](const error_code& error) {
+      self->stdio_reading_ = false;
+      if (self->pump_) self->pump_->stdio_readable();
       self->on_ready(error);
     });
   }
-  if (interest.link_write && !link_writing_) {
-    link_writing_ = true;
-    link_.async_wait(Descriptor::wait_write, [self](const error_code& error) {
-      self->link_writing_ = false;
+  if (interest.stdio_write && !stdio_writing_) {
+    stdio_writing_ = true;
+    stdio_.async_wait(Descriptor::wait_write, [self](const error_code& error) {
+      self->stdio_writing_ = false;
       self->on_ready(error);
     });
   }
@@ -352,7 +352,7 @@ void SshSession::release() {
   }
   error_code ignored;
   tcp_.close(ignored);
-  link_.close(ignored);
+  stdio_.close(ignored);
   errors_.close(ignored);
 }
 
@@ -553,18 +553,18 @@ SshSession::StepResult SshSession::execute() {
 }
 
 SshSession::StepResult SshSession::hand_over() {
-  auto link = make_socket_pair(SOCK_NONBLOCK);
-  if (!link) return stop_with(within(target_.label, link.error()));
+  auto stdio = make_socket_pair(SOCK_NONBLOCK);
+  if (!stdio) return stop_with(within(target_.label, stdio.error()));
   auto errors = make_socket_pair(SOCK_NONBLOCK);
   if (!errors) return stop_with(within(target_.label, errors.error()));
-  link_.assign(link->ours.release());
+  stdio_.assign(stdio->ours.release());
   errors_.assign(errors->ours.release());
-  pump_->attach(link_.native_handle(), errors_.native_handle());
+  pump_->attach(stdio_.native_handle(), errors_.native_handle());
   deadline_.cancel();
   leave_to_heartbeats(tcp_.native_handle());
   step_ = Step::kRun;
   events_.opened(
-      SshOpened{std::move(link->theirs), std::move(errors->theirs), endpoint().host, target_.config.port});
+      SshOpened{std::move(stdio->theirs), std::move(errors->theirs), endpoint().host, target_.config.port});
   return StepResult::kNext;
 }
 

@@ -37,8 +37,8 @@ class SshPump {
 
   struct Interest {
     bool packets = false;  ///< the session's socket
-    bool link_read = false;
-    bool link_write = false;
+    bool stdio_read = false;
+    bool stdio_write = false;
     bool errors_write = false;
   };
 
@@ -50,10 +50,10 @@ class SshPump {
   SshPump& operator=(const SshPump&) = delete;
 
   /// Borrows the non-blocking local sockets. After this call only the pump makes libssh read.
-  void attach(int link, int errors);
+  void attach(int stdio, int errors);
 
   State move();
-  void link_readable() { link_ready_ = true; }
+  void stdio_readable() { stdio_ready_ = true; }
   Interest interest() const;
 
   bool has_output() const { return has_output_; }        ///< the command has written something
@@ -91,12 +91,12 @@ class SshPump {
   ssh_channel_struct* channel_;
   ssh_event_struct* packets_ = nullptr;  ///< libssh's own poll, the only way to make it read at any time
   std::unique_ptr<Callbacks> callbacks_;
-  int link_ = -1;
+  int stdio_ = -1;
   int errors_ = -1;
   PumpStream out_;
   PumpStream err_;
   PumpStream in_;
-  bool link_ready_ = true;
+  bool stdio_ready_ = true;
   bool in_ended_ = false;  ///< the owner has written its last byte
   bool eof_sent_ = false;
   bool has_output_ = false;
@@ -106,7 +106,7 @@ class SshPump {
 
 /// The caller's ends of a command's streams.
 struct SshOpened {
-  UniqueFd link;
+  UniqueFd stdio;
   UniqueFd errors;
   std::string address;  ///< numeric, without port
   std::uint16_t port = 0;
@@ -226,10 +226,10 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   std::unique_ptr<asio::posix::stream_descriptor> agent_wait_;
 
   std::unique_ptr<SshPump> pump_;
-  asio::posix::stream_descriptor link_;
+  asio::posix::stream_descriptor stdio_;
   asio::posix::stream_descriptor errors_;
-  bool link_reading_ = false;
-  bool link_writing_ = false;
+  bool stdio_reading_ = false;
+  bool stdio_writing_ = false;
   bool errors_writing_ = false;
 };
 

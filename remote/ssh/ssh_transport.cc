@@ -248,7 +248,7 @@ class SshTransport::SshChannel final : public Channel {
         threads_(std::move(threads)),
         address_(attempt_->opened->address),
         port_(attempt_->opened->port),
-        link_(loop, asio::local::stream_protocol(), attempt_->opened->link.release()),
+        socket_(loop, asio::local::stream_protocol(), attempt_->opened->stdio.release()),
         errors_(loop, asio::local::stream_protocol(), attempt_->opened->errors.release()) {}
   ~SshChannel() override {
     using HangUp = SshSession::HangUp;
@@ -256,7 +256,7 @@ class SshTransport::SshChannel final : public Channel {
       threads->close(attempt_->session.lock(), greeted_ ? HangUp::kNo : HangUp::kYes);
   }
 
-  Socket& link() override { return link_; }
+  Socket& socket() override { return socket_; }
   Socket& errors() override { return errors_; }
   std::string address() const override { return address_; }
   std::uint16_t port() const override { return port_; }
@@ -274,7 +274,7 @@ class SshTransport::SshChannel final : public Channel {
   std::weak_ptr<SshThreads> threads_;
   std::string address_;
   std::uint16_t port_;
-  Socket link_;
+  Socket socket_;
   Socket errors_;
   bool greeted_ = false;
 };

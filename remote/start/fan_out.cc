@@ -382,7 +382,7 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
     // pending.
     start->stop_sending = true;
     error_code ignored;
-    start->channel->link().cancel(ignored);
+    start->channel->socket().cancel(ignored);
   }
   while (start->sending)
     co_await start->sent.async_wait(kUseTuple);
@@ -463,7 +463,7 @@ Awaitable<Result<std::shared_ptr<const PushSet>>> FanOut::load(std::shared_ptr<S
 Awaitable<void> FanOut::send(std::shared_ptr<Start> start, std::string_view bytes) {
   while (!bytes.empty() && !start->stop_sending) {
     const auto [error, size] =
-        co_await start->channel->link().async_write_some(asio::buffer(bytes), kUseTuple);
+        co_await start->channel->socket().async_write_some(asio::buffer(bytes), kUseTuple);
     bytes.remove_prefix(size);
     if (error) break;  // the reader of the link sees the end as well, and knows why
   }

@@ -223,15 +223,15 @@ class Child : public std::enable_shared_from_this<Child> {
 
 class ChildChannel final : public Channel {
  public:
-  ChildChannel(ChildCommand command, std::shared_ptr<Child> child, Socket link, Socket errors)
+  ChildChannel(ChildCommand command, std::shared_ptr<Child> child, Socket stdio, Socket errors)
       : command_(std::move(command)),
         child_(std::move(child)),
-        link_(std::move(link)),
+        socket_(std::move(stdio)),
         errors_(std::move(errors)) {}
   ~ChildChannel() override { child_->drop(greeted_); }
 
   bool is_local() const override { return command_.kind == ChildCommand::Kind::kProgram; }
-  Socket& link() override { return link_; }
+  Socket& socket() override { return socket_; }
   Socket& errors() override { return errors_; }
   void greeted() override {
     greeted_ = true;
@@ -273,7 +273,7 @@ class ChildChannel final : public Channel {
 
   ChildCommand command_;
   std::shared_ptr<Child> child_;
-  Socket link_;
+  Socket socket_;
   Socket errors_;
   bool greeted_ = false;
 };
@@ -281,14 +281,14 @@ class ChildChannel final : public Channel {
 }  // namespace
 
 Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, ChildCommand command) {
-  auto link = make_socket_pair(0);
-  if (!link) return within(command.host, link.error());
+  auto stdio = make_socket_pair(0);
+  if (!stdio) return within(command.host, stdio.error());
   auto errors = make_socket_pair(0);
   if (!errors) return within(command.host, errors.error());
 
-  auto process = run(command, link->theirs.get(), errors->theirs.get());
+  auto process = run(command, stdio->theirs.get(), errors->theirs.get());
   if (!process) return within(command.host, process.error());
-  link->theirs.reset();
+  stdio->theirs.reset();
   errors->theirs.reset();
   auto child = std::make_shared<Child>(loop, std::move(*process), command.kind);
   child->watch();
@@ -301,12 +301,12 @@ Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, C
     child->relay_errors(std::move(errors->ours), std::move(relay->theirs));
     errors->ours = std::move(relay->ours);
   }
-  auto link_socket = as_socket(loop, std::move(link->ours));
-  if (!link_socket) return within(command.host, link_socket.error());
+  auto stdio_socket = as_socket(loop, std::move(stdio->ours));
+  if (!stdio_socket) return within(command.host, stdio_socket.error());
   auto error_socket = as_socket(loop, std::move(errors->ours));
   if (!error_socket) return within(command.host, error_socket.error());
   return std::unique_ptr<Channel>(std::make_unique<ChildChannel>(
-      std::move(command), std::move(child), std::move(*link_socket), std::move(*error_socket)));
+      std::move(command), std::move(child), std::move(*stdio_socket), std::move(*error_socket)));
 }
 
 std::vector<std::string> CommandTransport::command_line(const CommandTransportOptions& options,

@@ -47,11 +47,11 @@ class Channel {
   /// The command runs on this machine: no network lies in between.
   virtual bool is_local() const { return false; }
 
-  virtual Socket& link() = 0;    ///< the command's stdin (write) and stdout (read); EOF when it has ended
+  virtual Socket& socket() = 0;  ///< the command's stdin (write) and stdout (read); EOF when it has ended
   virtual Socket& errors() = 0;  ///< the command's stderr (read); not open if the transport has none
-  /// The bytes of link(), for one reader and one writer; the channel outlives it. A channel that has its own
-  /// socket avoids the local one this way. Use either link() or stream(), not both.
-  virtual std::unique_ptr<ByteStream> stream() { return stream_over(link()); }
+  /// The bytes of socket(), for one reader and one writer; the channel outlives it. A channel over its own
+  /// stream needs no local socket this way. Use either socket() or stream(), not both.
+  virtual std::unique_ptr<ByteStream> stream() { return stream_over(socket()); }
 
   /// The remote side has answered: the channel releases what only its start needed (a slot at a jump host).
   /// It may be called at most once, and need not be called.

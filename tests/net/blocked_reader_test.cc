@@ -69,13 +69,13 @@ void connect(Socket& one, Socket& other) {
 
 class SimChannel final : public remote::Channel {
  public:
-  SimChannel(Socket link, Socket errors) : link_(std::move(link)), errors_(std::move(errors)) {}
-  Socket& link() override { return link_; }
+  SimChannel(Socket socket, Socket errors) : socket_(std::move(socket)), errors_(std::move(errors)) {}
+  Socket& socket() override { return socket_; }
   Socket& errors() override { return errors_; }
   Awaitable<remote::ChannelEnd> end() override { co_return remote::ChannelEnd{0, {}}; }
 
  private:
-  Socket link_;
+  Socket socket_;
   Socket errors_;
 };
 

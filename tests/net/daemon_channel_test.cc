@@ -89,21 +89,21 @@ TEST_CASE("the channel carries three streams and the end of the agent") {
   const remote::ChannelEnd& end = link.until_end();
   CHECK(end.status == 113);
   CHECK_FALSE(end.broken);
-  CHECK(Link::all_of(link.channel->link()) == "out");
+  CHECK(Link::all_of(link.channel->socket()) == "out");
   CHECK(Link::all_of(link.channel->errors()) == "err");
   char byte = 0;
   error_code error;
-  link.channel->link().read_some(asio::buffer(&byte, 1), error);
+  link.channel->socket().read_some(asio::buffer(&byte, 1), error);
   CHECK(error == asio::error::eof);
 }
 
 TEST_CASE("the owner's output is the agent's input, and the owner's end closes it") {
   Link link;
-  asio::write(link.channel->link(), asio::buffer("hello", 5));
+  asio::write(link.channel->socket(), asio::buffer("hello", 5));
   link.turn();
   CHECK(Link::all_of(link.node) == daemon_frame(DaemonFrame::kInput, "hello"));
   error_code ignored;
-  link.channel->link().shutdown(Socket::shutdown_send, ignored);
+  link.channel->socket().shutdown(Socket::shutdown_send, ignored);
   link.turn();
   CHECK(Link::all_of(link.node) == daemon_frame(DaemonFrame::kInputEnd, {}));
   link.send(daemon_ended(0));
@@ -123,7 +123,7 @@ std::string trouble(const std::string& bytes, ErrorCode code) {
 
 TEST_CASE("a link that the node resets has the same remedy as one that it closes") {
   Link link;
-  asio::write(link.channel->link(), asio::buffer("hello", 5));
+  asio::write(link.channel->socket(), asio::buffer("hello", 5));
   link.turn();
   link.node.close();  // with unread bytes, which makes it a reset
   const remote::ChannelEnd& end = link.until_end();
@@ -153,7 +153,7 @@ TEST_CASE("an owner that closes first ends the agent's input, and leaves no task
       make_daemon_channel(loop.get_executor(), std::make_unique<Link::OneSocket>(std::move(master)), "gpu01",
                           "gpu01:29499", "10.0.0.2", 29499)
           .value();
-  asio::write(channel->link(), asio::buffer("last line!", 10));
+  asio::write(channel->socket(), asio::buffer("last line!", 10));
   channel.reset();
   loop.poll();
   CHECK(Link::all_of(node) ==

@@ -179,7 +179,7 @@ TEST_CASE("the remote side's end closes the channel after its last bytes") {
 TEST_CASE("a channel needs no local socket") {
   const std::size_t before = local_sockets();
   Linked link;
-  CHECK(!link.channel->link().is_open());
+  CHECK(!link.channel->socket().is_open());
   const std::string up = some_text(kMany, 1);
   Talk node;
   Talk master;

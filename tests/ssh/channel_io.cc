@@ -28,10 +28,10 @@ struct Work {
 };
 
 Awaitable<void> write_input(Work& work) {
-  auto& link = work.channel->link();
-  co_await asio::async_write(link, asio::buffer(work.input), kUseTuple);
+  auto& socket = work.channel->socket();
+  co_await asio::async_write(socket, asio::buffer(work.input), kUseTuple);
   error_code ignored;
-  link.shutdown(asio::socket_base::shutdown_send, ignored);
+  socket.shutdown(asio::socket_base::shutdown_send, ignored);
   --work.open_ends;
 }
 
@@ -57,7 +57,7 @@ Awaitable<void> run_all(asio::io_context& loop, Work& work) {
   Channel& channel = *work.channel;
   work.ran.address = channel.address();
   asio::co_spawn(loop, write_input(work), asio::detached);
-  asio::co_spawn(loop, read_all(work, channel.link(), work.ran.out), asio::detached);
+  asio::co_spawn(loop, read_all(work, channel.socket(), work.ran.out), asio::detached);
   asio::co_spawn(loop, read_all(work, channel.errors(), work.ran.errors), asio::detached);
   work.ran.end = co_await channel.end();
   --work.open_ends;

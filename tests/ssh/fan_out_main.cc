@@ -30,7 +30,7 @@ struct Totals {
 
 Awaitable<void> read_all(std::shared_ptr<Channel> channel, bool errors, Totals& totals) {
   std::array<char, 65536> buffer;
-  Channel::Socket& socket = errors ? channel->errors() : channel->link();
+  Channel::Socket& socket = errors ? channel->errors() : channel->socket();
   for (;;) {
     const auto [error, size] = co_await socket.async_read_some(asio::buffer(buffer), kUseTuple);
     totals.bytes += size;

@@ -155,7 +155,7 @@ TEST_CASE("fan-out hands the channel over with the bytes that followed the greet
     // The channel still delivers, in order, the bytes that had not arrived.
     char more[16];
     while (outcome->first_bytes.size() < 5) {
-      outcome->first_bytes.append(more, outcome->channel->link().read_some(asio::buffer(more)));
+      outcome->first_bytes.append(more, outcome->channel->socket().read_some(asio::buffer(more)));
     }
     CHECK(outcome->first_bytes == "FRAME");
     while (outcome->errors.size() < 8) {

@@ -109,8 +109,8 @@ TEST_CASE("64 hosts start at once after one configuration query, and nothing is 
     for (auto& [host, outcome] : start.outcomes) {
       REQUIRE(outcome.has_value());
       const std::string word = "to " + std::to_string(host) + "\n";
-      asio::write(outcome->channel->link(), asio::buffer(word));
-      CHECK(read_line(outcome->channel->link(), outcome->first_bytes) == word);
+      asio::write(outcome->channel->socket(), asio::buffer(word));
+      CHECK(read_line(outcome->channel->socket(), outcome->first_bytes) == word);
     }
     CHECK(nodes().processes() >= 128);
     start.outcomes.clear();

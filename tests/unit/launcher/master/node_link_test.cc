@@ -24,7 +24,7 @@ namespace {
 class EndedChannel final : public remote::Channel {
  public:
   EndedChannel(asio::io_context& loop, int status) : socket_(loop), status_(status) {}
-  Socket& link() override { return socket_; }
+  Socket& socket() override { return socket_; }
   Socket& errors() override { return socket_; }
   Awaitable<remote::ChannelEnd> end() override {
     remote::ChannelEnd end;
@@ -330,10 +330,10 @@ TEST_CASE("a probe whose packets are dropped has no answer, and keeps no descrip
 class FakeChannel final : public remote::Channel {
  public:
   FakeChannel(asio::io_context& loop, std::uint16_t port)
-      : node(loop), link_(loop), errors_(loop), port_(port) {
+      : node(loop), socket_(loop), errors_(loop), port_(port) {
     auto pair = remote::make_socket_pair(SOCK_NONBLOCK);
     REQUIRE(pair.has_value());
-    link_.assign(asio::local::stream_protocol(), pair->ours.release());
+    socket_.assign(asio::local::stream_protocol(), pair->ours.release());
     node.assign(asio::local::stream_protocol(), pair->theirs.release());
     std::string hello = remote::hello_line({1, "1"});
     rendezvous::append_frame(rendezvous::Hello{}, hello);
@@ -341,14 +341,14 @@ class FakeChannel final : public remote::Channel {
   }
   std::string address() const override { return "127.0.0.1"; }
   std::uint16_t port() const override { return port_; }
-  Socket& link() override { return link_; }
+  Socket& socket() override { return socket_; }
   Socket& errors() override { return errors_; }
   Awaitable<remote::ChannelEnd> end() override { co_return remote::ChannelEnd{}; }
 
   Socket node;
 
  private:
-  Socket link_;
+  Socket socket_;
   Socket errors_;
   std::uint16_t port_;
 };
