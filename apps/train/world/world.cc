@@ -141,8 +141,8 @@ WorldOptions placed(const WorkerEnvironment& environment, WorldOptions options) 
 }
 
 Result<std::shared_ptr<ShmGroup>> open_group(const GroupConfig& config, PeerDirectory& directory) {
-  auto links = DDP_TRY(meet_node(config, directory));
-  auto group = DDP_TRY(ShmGroup::open(config, std::move(links)));
+  auto descriptors = DDP_TRY(meet_node(config, directory));
+  auto group = DDP_TRY(ShmGroup::open(config, std::move(descriptors)));
   return std::make_shared<ShmGroup>(std::move(group));
 }
 

@@ -77,9 +77,9 @@ Result<Rank> join(const std::vector<int>& sizes, int rank, PeerDirectory& direct
   result.map = map_of(sizes, rank);
   GroupConfig config = node_config(result.map);
   if (change) change(config);
-  auto links = meet_node(config, directory);
-  if (!links) return links.error();
-  auto group = ShmGroup::open(config, std::move(*links));
+  auto descriptors = meet_node(config, directory);
+  if (!descriptors) return descriptors.error();
+  auto group = ShmGroup::open(config, std::move(*descriptors));
   if (!group) return group.error();
   result.group = std::make_shared<ShmGroup>(std::move(*group));
   const auto lane = result.map.lane();

@@ -308,18 +308,18 @@ Result<std::vector<UniqueFd>> receive_with(int from, std::span<std::byte> data, 
   return received;
 }
 
-/// Makes this rank's link; the write end of its pipe goes to `links`.
-Result<NodeLink> make_own(NodeLinks& links) {
-  NodeLink own{UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), {}, {}};
+/// Makes this rank's descriptors; the write end of its pipe goes to `node`.
+Result<RankDescriptors> make_own(NodeDescriptors& node) {
+  RankDescriptors own{UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), {}, {}};
   if (!own.doorbell) return system_error(errno, "eventfd");
   auto [read_end, write_end] = DDP_TRY(make_pipe("pipe"));
   own.liveness = std::move(read_end);
-  links.own_liveness = std::move(write_end);
+  node.own_liveness = std::move(write_end);
   own.buffer = DDP_TRY(make_shm_buffer());
   return own;
 }
 
-NodeLink link_of(std::vector<UniqueFd>& received) {
+RankDescriptors descriptors_of(std::vector<UniqueFd>& received) {
   return {std::move(received[0]), std::move(received[1]), std::move(received[2])};
 }
 
@@ -373,8 +373,8 @@ Result<std::vector<NodePeer>> gather_members(const GroupConfig& config, int list
   return members;
 }
 
-Result<NodeLinks> lead(const GroupConfig& config, PeerDirectory& directory, const std::string& key,
-                       Deadline deadline) {
+Result<NodeDescriptors> lead(const GroupConfig& config, PeerDirectory& directory, const std::string& key,
+                             Deadline deadline) {
   const auto name = "ddp-train-" + DDP_TRY(within(config.me(), random_text(16)));
   auto listener = DDP_TRY(within(config.me(), seqpacket_socket()));
   const auto [address, size] = abstract_address(name);
@@ -382,21 +382,21 @@ Result<NodeLinks> lead(const GroupConfig& config, PeerDirectory& directory, cons
       ::listen(listener.get(), config.world_size) != 0)
     return within(config.me(), system_error(errno, "unix socket"));
 
-  NodeLinks links;
+  NodeDescriptors node;
   auto memory = DDP_TRY(within(config.me(), ShmSegment::make(config.world_size)));
-  links.memory = std::move(memory);
-  auto own = DDP_TRY(within(config.me(), make_own(links)));
+  node.memory = std::move(memory);
+  auto own = DDP_TRY(within(config.me(), make_own(node)));
   DDP_TRY(within(config.me(), directory.share(key, name)));
 
   auto members = DDP_TRY(gather_members(config, listener.get(), deadline));
-  links.ranks.push_back(std::move(own));
+  node.ranks.push_back(std::move(own));
   for (std::size_t i = 1; i < members.size(); ++i)
-    links.ranks.push_back(link_of(members[i].fds));
+    node.ranks.push_back(descriptors_of(members[i].fds));
   for (std::size_t i = 1; i < members.size(); ++i) {
     for (std::size_t whose = 0; whose < members.size(); ++whose) {
       const std::byte number[] = {std::byte(whose & 0xff), std::byte(whose >> 8)};
-      const NodeLink& link = links.ranks[whose];
-      const int fds[] = {link.doorbell.get(), link.liveness.get(), link.buffer.get(), links.memory.get()};
+      const RankDescriptors& rank = node.ranks[whose];
+      const int fds[] = {rank.doorbell.get(), rank.liveness.get(), rank.buffer.get(), node.memory.get()};
       DDP_TRY(
           within(config.me() + " lost " + config.rank_text(static_cast<int>(i)),
                  send_with(members[i].connection.get(), number, std::span(fds).first(whose == 0 ? 4 : 3))));
@@ -406,12 +406,12 @@ Result<NodeLinks> lead(const GroupConfig& config, PeerDirectory& directory, cons
     DDP_TRY(within(config.me() + " lost " + config.rank_text(static_cast<int>(i)),
                    receive_with(members[i].connection.get(), taken, 0, deadline, config.interrupt)));
   }
-  links.ranks[0].liveness.reset();
-  return links;
+  node.ranks[0].liveness.reset();
+  return node;
 }
 
-Result<NodeLinks> follow(const GroupConfig& config, PeerDirectory& directory, const std::string& key,
-                         Deadline deadline) {
+Result<NodeDescriptors> follow(const GroupConfig& config, PeerDirectory& directory, const std::string& key,
+                               Deadline deadline) {
   const std::string leader = config.rank_text(0);
   const auto name = DDP_TRY(
       find_shared(directory, key, std::chrono::milliseconds(milliseconds_left(deadline)), config.me(),
@@ -427,8 +427,8 @@ Result<NodeLinks> follow(const GroupConfig& config, PeerDirectory& directory, co
   const std::string where = config.me() + " received no shared memory from " + leader;
   if (!same_user(connection.get()))
     return error_of(ErrorCode::kRefused, where, ": that process belongs to another user");
-  NodeLinks links;
-  const auto own = DDP_TRY(within(config.me(), make_own(links)));
+  NodeDescriptors node;
+  const auto own = DDP_TRY(within(config.me(), make_own(node)));
   PeerHello hello = hello_of(config, config.rank);
   const int given[] = {own.doorbell.get(), own.liveness.get(), own.buffer.get()};
   DDP_TRY(within(where, send_with(connection.get(), bytes_of(hello), given)));
@@ -437,18 +437,18 @@ Result<NodeLinks> follow(const GroupConfig& config, PeerDirectory& directory, co
     std::array<std::byte, 2> number;
     auto fds = DDP_TRY(within(
         where, receive_with(connection.get(), number, whose == 0 ? 4 : 3, deadline, config.interrupt)));
-    links.ranks.push_back(link_of(fds));
-    if (whose == 0) links.memory = std::move(fds[3]);
+    node.ranks.push_back(descriptors_of(fds));
+    if (whose == 0) node.memory = std::move(fds[3]);
   }
   const std::byte taken[] = {std::byte{'t'}};
   DDP_TRY(within(where, write_all(connection.get(), taken, deadline, config.interrupt)));
-  links.ranks[static_cast<std::size_t>(config.rank)].liveness.reset();
-  return links;
+  node.ranks[static_cast<std::size_t>(config.rank)].liveness.reset();
+  return node;
 }
 
 }  // namespace
 
-Result<NodeLinks> meet_node(const GroupConfig& config, PeerDirectory& directory) {
+Result<NodeDescriptors> meet_node(const GroupConfig& config, PeerDirectory& directory) {
   const Deadline deadline = std::chrono::steady_clock::now() + config.start_timeout;
   const std::string key = config.group + "/shm";
   return config.rank == 0 ? lead(config, directory, key, deadline) : follow(config, directory, key, deadline);

@@ -10,11 +10,11 @@
 
 namespace ddp::train {
 
-/// Gives a rank its NodeLinks. Local rank 0 makes the segment and listens on an abstract unix socket, whose
-/// random name it publishes in the directory. The other ranks connect and receive all descriptors by
+/// Gives a rank its NodeDescriptors. Local rank 0 makes the segment and listens on an abstract unix socket,
+/// whose random name it publishes in the directory. The other ranks connect and receive all descriptors by
 /// SCM_RIGHTS. Both sides check that the other end is the same user, and check rank, job and attempt by a
 /// hello.
-Result<NodeLinks> meet_node(const GroupConfig& config, PeerDirectory& directory);
+Result<NodeDescriptors> meet_node(const GroupConfig& config, PeerDirectory& directory);
 
 /// The ranks of the world by node, then by local rank. Nodes may have different numbers of ranks.
 struct NodeMap {

@@ -121,27 +121,27 @@ int own_processors() {
 
 }  // namespace
 
-Result<ShmGroup> ShmGroup::open(GroupConfig config, NodeLinks links) {
-  auto segment = ShmSegment::map(links.memory.get(), config.world_size);
+Result<ShmGroup> ShmGroup::open(GroupConfig config, NodeDescriptors descriptors) {
+  auto segment = ShmSegment::map(descriptors.memory.get(), config.world_size);
   const std::string me = config.me();
   if (!segment) return within(me, segment.error());
-  ShmGroup group(std::move(config), std::move(links), std::move(*segment));
+  ShmGroup group(std::move(config), std::move(descriptors), std::move(*segment));
   group.liveness_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!group.liveness_) return within(me, system_error(errno, "epoll_create"));
   for (int rank = 0; rank < group.size(); ++rank) {
     if (rank == group.rank()) continue;
     epoll_event event{};  // a hang-up is always reported
     event.data.u32 = static_cast<std::uint32_t>(rank);
-    const int liveness = group.link(rank).liveness.get();
+    const int liveness = group.descriptors_of(rank).liveness.get();
     if (::epoll_ctl(group.liveness_.get(), EPOLL_CTL_ADD, liveness, &event) != 0)
       return within(me, system_error(errno, "epoll_ctl"));
   }
   return group;
 }
 
-ShmGroup::ShmGroup(GroupConfig config, NodeLinks links, ShmSegment segment)
+ShmGroup::ShmGroup(GroupConfig config, NodeDescriptors descriptors, ShmSegment segment)
     : config_(std::move(config)),
-      links_(std::move(links)),
+      descriptors_(std::move(descriptors)),
       segment_(std::move(segment)),
       gone_(static_cast<std::size_t>(config_.world_size)),
       spins_(own_processors() >= config_.world_size),
@@ -154,7 +154,7 @@ int ShmGroup::lost_rank() const {
 void ShmGroup::wake(int rank) {
   const std::uint64_t one = 1;
   // The write fails only if the doorbell's counter is at its maximum.
-  (void)!::write(link(rank).doorbell.get(), &one, sizeof one);
+  (void)!::write(descriptors_of(rank).doorbell.get(), &one, sizeof one);
 }
 
 void ShmGroup::abandon(int lost_rank) {
@@ -223,7 +223,7 @@ Result<> ShmGroup::detect_ended_ranks() {
   const int count = ::epoll_wait(liveness_.get(), events, 16, 0);
   for (int i = 0; i < count; ++i) {
     const std::size_t rank = events[i].data.u32;
-    ::epoll_ctl(liveness_.get(), EPOLL_CTL_DEL, links_.ranks[rank].liveness.get(), nullptr);
+    ::epoll_ctl(liveness_.get(), EPOLL_CTL_DEL, descriptors_.ranks[rank].liveness.get(), nullptr);
     gone_[rank] = true;
   }
   for (int rank = 0; rank < size(); ++rank) {
@@ -237,7 +237,7 @@ Result<> ShmGroup::detect_ended_ranks() {
 
 Result<> ShmGroup::sleep_until(int rank) {
   auto& asleep = segment_.line(this->rank()).asleep;
-  const int doorbell = link(this->rank()).doorbell.get();
+  const int doorbell = descriptors_of(this->rank()).doorbell.get();
   const auto slice =
       std::max<std::chrono::milliseconds>(config_.step_timeout / 4, std::chrono::milliseconds(1));
   const auto& liveness = segment_.line(rank).liveness;
@@ -496,7 +496,7 @@ Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int
 Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
   if (failed_) return *failed_;
   if (size() == 1 || bytes == 0 || !buffers_.empty()) return std::span<std::byte>();
-  const int own = link(rank()).buffer.get();
+  const int own = descriptors_of(rank()).buffer.get();
   const auto all_say = [this](std::uint64_t mine) -> Result<bool> {
     std::vector<std::uint64_t> said(static_cast<std::size_t>(size()));
     DDP_TRY(all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(said))));
@@ -510,8 +510,8 @@ Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
   bool mapped = ::ftruncate(own, static_cast<off_t>(bytes)) == 0 && map(own) != nullptr;
   const bool all_have = DDP_TRY(all_say(mapped ? bytes : 0));
   if (!all_have) return std::span<std::byte>();
-  for (const NodeLink& link : links_.ranks) {
-    buffers_.push_back(map(link.buffer.get()));
+  for (const RankDescriptors& of_rank : descriptors_.ranks) {
+    buffers_.push_back(map(of_rank.buffer.get()));
     mapped = mapped && buffers_.back() != nullptr;
   }
   const bool all_map = DDP_TRY(all_say(mapped ? bytes : 0));

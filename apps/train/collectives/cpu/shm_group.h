@@ -22,15 +22,15 @@
 namespace ddp::train {
 
 /// What the ranks of one node hold of one of them.
-struct NodeLink {
+struct RankDescriptors {
   UniqueFd doorbell;  ///< eventfd that wakes the rank
   UniqueFd liveness;  ///< a pipe's read end: it hangs up when the rank is gone; empty for this rank itself
   UniqueFd buffer;    ///< memfd of make_shm_buffer()
 };
-struct NodeLinks {
-  UniqueFd memory;              ///< memfd of a ShmSegment
-  std::vector<NodeLink> ranks;  ///< by local rank
-  UniqueFd own_liveness;        ///< write end of this rank's pipe; held, never written
+struct NodeDescriptors {
+  UniqueFd memory;                     ///< memfd of a ShmSegment
+  std::vector<RankDescriptors> ranks;  ///< by local rank
+  UniqueFd own_liveness;               ///< write end of this rank's pipe; held, never written
 };
 
 /// Returns a new memfd for memory of one rank that the other ranks of its node also map, so that they read
@@ -91,8 +91,8 @@ class ShmSegment {
 /// nor waits for `step_timeout` is given up.
 class ShmGroup {
  public:
-  /// Maps `links.memory` as the segment.
-  static Result<ShmGroup> open(GroupConfig config, NodeLinks links);
+  /// Maps `descriptors.memory` as the segment.
+  static Result<ShmGroup> open(GroupConfig config, NodeDescriptors descriptors);
 
   int rank() const { return config_.rank; }
   int size() const { return config_.world_size; }
@@ -129,8 +129,10 @@ class ShmGroup {
   void call_it(CollectiveKind kind) { kind_ = kind; }
 
  private:
-  const NodeLink& link(int rank) const { return links_.ranks[static_cast<std::size_t>(rank)]; }
-  ShmGroup(GroupConfig config, NodeLinks links, ShmSegment segment);
+  const RankDescriptors& descriptors_of(int rank) const {
+    return descriptors_.ranks[static_cast<std::size_t>(rank)];
+  }
+  ShmGroup(GroupConfig config, NodeDescriptors descriptors, ShmSegment segment);
 
   struct Round;
   Result<> rounds(std::span<std::byte> values, const VectorSum& sum, int parts, bool reduce, bool gather);
@@ -160,10 +162,10 @@ class ShmGroup {
   Error fail(Error error);
 
   GroupConfig config_;
-  NodeLinks links_;
+  NodeDescriptors descriptors_;
   ShmSegment segment_;
   std::vector<MappedBytes> buffers_;  ///< of all ranks; empty: none are shared
-  UniqueFd liveness_;                 ///< epoll of all NodeLink::liveness
+  UniqueFd liveness_;                 ///< epoll of all RankDescriptors::liveness
   std::vector<bool> gone_;
   bool spins_ = false;
   std::chrono::nanoseconds spin_time_;
