@@ -78,7 +78,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
         line_(loop, std::move(stream)),
         host_(std::move(host)),
         where_(std::move(where)),
-        link(loop),
+        stdio(loop),
         errors(loop),
         ended_(loop, std::chrono::steady_clock::time_point::max()),
         patience_(loop) {}
@@ -103,7 +103,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
 
  private:
   static Awaitable<> carry_input(std::shared_ptr<DaemonPump> self) {
-    const bool all = co_await self->line_.carry(DaemonFrame::kInput, self->link);
+    const bool all = co_await self->line_.carry(DaemonFrame::kInput, self->stdio);
     if (!all || self->end_) co_return;
     (void)co_await self->line_.send(daemon_frame(DaemonFrame::kInputEnd, {}));
   }
@@ -117,7 +117,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
         const auto piece = self->reader_.next(bytes);
         if (!piece) break;
         if (!piece->bytes.empty()) {
-          LocalSocket& socket = piece->kind == DaemonFrame::kOutput ? self->link : self->errors;
+          LocalSocket& socket = piece->kind == DaemonFrame::kOutput ? self->stdio : self->errors;
           // If the owner stopped reading, the rest is still received until the agent has ended.
           (void)co_await asio::async_write(socket, asio::buffer(piece->bytes), kUseTuple);
         } else {
@@ -138,7 +138,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
   void on_frame(const DaemonFrameReader::FramePiece& piece) {
     if (piece.kind == DaemonFrame::kOutputEnd) {
       error_code ignored;
-      link.shutdown(LocalSocket::shutdown_send, ignored);
+      stdio.shutdown(LocalSocket::shutdown_send, ignored);
     } else if (piece.kind == DaemonFrame::kEnded) {
       finish(ChannelEnd{piece.status, std::nullopt});
     }
@@ -159,7 +159,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
 
   void finish(ChannelEnd end) {
     end_ = std::move(end);
-    end_both_directions(link);
+    end_both_directions(stdio);
     end_both_directions(errors);
     line_.close();
     patience_.cancel();
@@ -173,7 +173,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
   std::string where_;
 
  public:
-  LocalSocket link;  ///< this side's ends of the owner's two sockets
+  LocalSocket stdio;  ///< this side's ends of the owner's two sockets
   LocalSocket errors;
 
  private:
@@ -240,14 +240,14 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
                                                      std::string where, std::string address,
                                                      std::uint16_t port) {
   auto pump = std::make_shared<DaemonPump>(loop, std::move(stream), host, std::move(where));
-  LocalSocket link(loop);
+  LocalSocket socket(loop);
   LocalSocket errors(loop);
-  Result<> made = connect_ends(pump->link, link);
+  Result<> made = connect_ends(pump->stdio, socket);
   if (made) made = connect_ends(pump->errors, errors);
   if (!made) return within(host, made.error());
   pump->start();
   return std::unique_ptr<Channel>(std::make_unique<DaemonChannel>(
-      std::move(pump), std::move(link), std::move(errors), std::move(address), port));
+      std::move(pump), std::move(socket), std::move(errors), std::move(address), port));
 }
 
 rendezvous::Resolve resolve_by(remote::Resolver& resolver, std::chrono::nanoseconds limit) {

@@ -300,7 +300,7 @@ namespace {
 
 /// Calls body(place in PyTorch's order, place in the model's order) for every number of the tensor.
 template <class Body>
-void for_output_paths(const TensorInfo& tensor, Body body) {
+void for_each_number(const TensorInfo& tensor, Body body) {
   if (tensor.layout == Layout::kPlain) {
     for (std::size_t i = 0; i < tensor.size; ++i)
       body(i, i);
@@ -345,12 +345,12 @@ constexpr TensorType kType = std::is_same_v<T, float> ? TensorType::kF32 : Tenso
 
 template <class T>
 void to_torch_order(const TensorInfo& tensor, std::span<const T> ours, std::span<T> torch) {
-  for_output_paths(tensor, [&](std::size_t there, std::size_t here) { torch[there] = ours[here]; });
+  for_each_number(tensor, [&](std::size_t there, std::size_t here) { torch[there] = ours[here]; });
 }
 
 template <class T>
 void from_torch_order(const TensorInfo& tensor, std::span<const T> torch, std::span<T> ours) {
-  for_output_paths(tensor, [&](std::size_t there, std::size_t here) { ours[here] = torch[there]; });
+  for_each_number(tensor, [&](std::size_t there, std::size_t here) { ours[here] = torch[there]; });
 }
 
 template <class T>
