@@ -117,6 +117,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
         const auto piece = self->reader_.next(bytes);
         if (!piece) break;
         if (!piece->bytes.empty()) {
+          // A slow owner makes this task wait, and so the node: nothing is stored in between.
           LocalSocket& socket = piece->kind == DaemonFrame::kOutput ? self->stdio : self->errors;
           // If the owner stopped reading, the rest is still received until the agent has ended.
           (void)co_await asio::async_write(socket, asio::buffer(piece->bytes), kUseTuple);
@@ -130,6 +131,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
         self->finish(self->broken(ErrorCode::kLinkLost, "the link to the daemon at " + self->where_ +
                                                             " broke: " + self->reason(error)));
       }
+      // A busy link gets a large buffer, and an idle one gives it back.
       if ((size == buffer.size()) != (buffer.size() == kBusy))
         buffer = std::vector<char>(size == buffer.size() ? kBusy : kQuiet);
     }

@@ -68,6 +68,7 @@ Awaitable<> SecureLine::read_ahead(std::shared_ptr<SecureLine> self) {
 Awaitable<ByteStream::Transferred> SecureLine::read_some(asio::mutable_buffer buffer) {
   const std::shared_ptr<SecureLine> self = shared_from_this();
   opened_ = true;
+  // A stream has one reader at a time: the read that read_ahead() has begun brings the next bytes.
   while (reading_ahead_ && early_.empty())
     co_await arrived_.async_wait(kUseTuple);
   if (!early_.empty()) {
@@ -197,6 +198,7 @@ void JoinTransport::ListenerState::stop() {
 }
 
 Awaitable<> JoinTransport::ListenerState::answer(std::shared_ptr<ListenerState> shared, JoinedPeer peer) {
+  // The table assigns the rank before the answer is written: nodes that join meanwhile must not get it.
   const JoinTable::Decision decision = shared->decide(peer);
   const error_code unsaid = co_await rendezvous::write_line(*peer.stream, answer_line(decision.answer));
   if (shared->stopped) co_return;
@@ -211,6 +213,7 @@ Awaitable<> JoinTransport::ListenerState::answer(std::shared_ptr<ListenerState> 
 
 JoinTable::Decision JoinTransport::ListenerState::decide(const JoinedPeer& peer) {
   const JoinTable::JoiningPeer node{peer.who.node, peer.address.to_string()};
+  // The table learns only here when links were last heard: bytes come far more often than nodes.
   for (const int rank : table.about(peer.hello, node)) {
     if (const auto line = slots[static_cast<std::size_t>(rank)].line.lock(); line && !line->ended())
       table.update_last_heard(rank, line->last_heard());
@@ -241,6 +244,7 @@ void JoinTransport::ListenerState::take_slot(JoinedPeer peer, const JoinTable::D
     shared->table.ended(rank, incarnation);
     shared->acceptor->descriptor_freed();
   });
+  // A waiting open() has the link read at once. Else only reading ahead shows that the node has left.
   if (slot.awaited_by.empty()) line->watch();
   for (asio::steady_timer* timer : slot.awaited_by)
     timer->cancel();
@@ -273,6 +277,7 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> JoinTransport::open(remote::
   asio::steady_timer timer(shared->loop, deadline);
   bool cancelled = false;
   while (!cancelled && !shared->stopped) {
+    // Before the look at the clock: a node that joined just in time counts.
     if (slot.waiting) {
       const auto line = slot.line.lock();
       std::unique_ptr<remote::Channel> channel = std::move(slot.waiting);

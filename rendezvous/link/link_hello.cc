@@ -174,7 +174,7 @@ bool read_extensions(std::string_view bytes, Offer& offer) {
     if (type == kSupportedVersions)
       offer.tls13 = holds(in_body.sized(1), 2, 0x0304);
     else if (type == kKeyExchangeModes)
-      offer.with_dhe = holds(in_body.sized(1), 1, 1);
+      offer.with_dhe = holds(in_body.sized(1), 1, 1);  // psk_dhe_ke
     else if (type == kEarlyData)
       offer.early_data = true;
     else if (type == kPreSharedKey)
@@ -204,6 +204,7 @@ ParsedClientHello read_hello(std::string_view bytes) {
   const std::string_view session = fields.sized(1);
   const std::string_view suites = fields.sized(2);
   const std::string_view compressions = fields.sized(1);
+  // TLS 1.3 names itself only in an extension. This field says 1.2 (RFC 8446, 4.1.2).
   if (!fields.good() || version != 0x0303 || session.size() > 32) return other("it is not TLS 1.3");
   if (fields.empty()) return other("it is not TLS 1.3");
   const std::string_view extensions = fields.sized(2);
@@ -234,6 +235,7 @@ ParsedClientHello read_plain(std::string_view bytes) {
 ParsedClientHello parse_client_hello(std::string_view bytes) {
   if (bytes.empty()) return {};
   if (static_cast<std::uint8_t>(bytes[0]) != kHandshakeRecord) return read_plain(bytes);
+  // The record's major version is 3 from SSL 3.0 to TLS 1.3.
   if (bytes.size() >= 2 && bytes[1] != 3) return {false, LinkRefusal::kPlain, {}, {}};
   if (bytes.size() < kRecordHeader) return {};
   Fields record(bytes);
@@ -515,6 +517,7 @@ void AdmissionLimiter::failed(const std::string& address, Time now) {
     std::erase_if(failures_, [&](const auto& entry) {
       return now >= entry.second.since + limits_.window && now >= entry.second.banned_until;
     });
+    // The memory is bounded: a peer with more addresses than that within the window is not banned.
     if (failures_.size() >= kMaxRemembered) return;
   }
   Failures& failures = failures_[address];

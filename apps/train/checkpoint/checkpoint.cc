@@ -85,6 +85,8 @@ std::string out_of_range(const CheckpointState& state) {
   return "";
 }
 
+/// Parsing and dumping reproduces what was written: the order is kept, and a number has all digits that it
+/// needs to be read back as the same.
 std::uint32_t crc32_of_json(const nlohmann::ordered_json& json) {
   return crc32_of(std::as_bytes(std::span<const char>(json.dump())));
 }
@@ -180,6 +182,7 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   auto json = nlohmann::ordered_json::parse(text, nullptr, false);
   if (!json.is_object()) return wrong(path, "is not a JSON object; is it truncated?");
   const auto format = json.find("format");
+  // A whole file of another format is refused. A damaged one is not, so that --resume auto passes over it.
   if (format != json.end() && *format != kFormat && has_own_crc(json)) {
     return error_of(ErrorCode::kRefused, path, ": is of format ", format->dump(),
                     " and this train reads format ", kFormat, "; use the version of train that wrote it");
@@ -263,6 +266,7 @@ Result<std::vector<std::string>> list_checkpoints(const std::string& directory) 
     const std::string name = path.filename().string();
     if (checkpoint_step(name) && is_checkpoint(path.string())) names.push_back(name);
   }
+  // By number: from step 100,000,000 on, names are longer.
   std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
     return checkpoint_step(a) < checkpoint_step(b);
   });

@@ -42,6 +42,7 @@ Result<> check_output_path(const std::string& option, const std::string& path) {
     const UniqueFd there(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
     return there ? Result<>() : system_error(errno, what);
   }
+  // Only an attempt shows it: access() knows no quota.
   const UniqueFd made(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (made) {
     ::unlink(path.c_str());
@@ -150,6 +151,7 @@ std::string read_entry(const nlohmann::json& entry, std::size_t size, Safetensor
   for (const auto& side : shape) {
     if (!side.is_number_unsigned()) return "has a shape that is not a list of numbers";
     const std::uint64_t length = side.get<std::uint64_t>();
+    // The limit also keeps the count, times the size of a number, within 64 bits.
     if (length != 0 && count > kMaxFile / length) return "is larger than the file";
     count *= length;
     tensor.shape.push_back(static_cast<std::int64_t>(length));
@@ -261,6 +263,7 @@ std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size
     if (!empty && !places.emplace(tensor.begin, tensor.end).second) return "has tensors that overlap";
     tensors_[name] = std::move(tensor);
   }
+  // The format permits no holes: bytes of no tensor could hide other contents.
   std::size_t at = 0;
   for (const auto& [begin, end] : places) {
     if (begin < at) return "has tensors that overlap";
@@ -389,6 +392,7 @@ Result<> export_model(const std::string& path, Model<T>& model) {
   const ModelState<T> state(model, model.parameters(), model.running_statistics(), model.batches());
   const std::string unfinished = path + kUnfinishedSuffix;
   DDP_TRY(write_safetensors(unfinished, state.tensors(), {{"format", "pt"}, {"model", model.name()}}));
+  // The bytes are on the disk before the name, so that a crash leaves the old file or the whole new one.
   if (std::rename(unfinished.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(unfinished.c_str());

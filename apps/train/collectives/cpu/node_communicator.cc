@@ -155,6 +155,7 @@ Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
 
 Result<> NodeCommunicator::gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) {
   const auto [node, local] = map_.place_of(root);
+  // The rows go over the lane of the nodes' first ranks, so only one of these can be the root.
   if (many_nodes() && local != 0) return Communicator::gather(mine, all, root);
   group_->call_it(CollectiveKind::kGather);
   if (!many_nodes()) return after_node(group_->gather(mine, all, local));
@@ -189,6 +190,7 @@ std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
 Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
   group_->call_it(CollectiveKind::kBroadcast);
   const auto [node, local] = map_.place_of(root);
+  // The root's node comes first: its first rank needs the data for the lane.
   if (map_.node == node) DDP_TRY(after_node(group_->broadcast(data, local)));
   if (many_nodes() && group_->rank() == 0) DDP_TRY(after_lane(lane_->broadcast(data, node)));
   if (map_.node == node) return {};
@@ -292,6 +294,7 @@ Result<std::vector<UniqueFd>> receive_with(int from, std::span<std::byte> data, 
   message.msg_controllen = sizeof control;
   const ssize_t got = ::recvmsg(from, &message, MSG_CMSG_CLOEXEC);
   if (got < 0) return connection_error(errno);
+  // They are collected before any check, so that an error closes them.
   std::vector<UniqueFd> received;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -433,6 +436,8 @@ Result<NodeDescriptors> follow(const GroupConfig& config, PeerDirectory& directo
   const int given[] = {own.doorbell.get(), own.liveness.get(), own.buffer.get()};
   DDP_TRY(within(where, send_with(connection.get(), bytes_of(hello), given)));
 
+  // The socket keeps the order of the messages, so the number in them is not read. This rank's own
+  // descriptors come back as well; the copies in `own` are closed at the end.
   for (int whose = 0; whose < config.world_size; ++whose) {
     std::array<std::byte, 2> number;
     auto fds = DDP_TRY(within(

@@ -263,6 +263,7 @@ void CollectiveMachine::enter_step() {
 
 void CollectiveMachine::advance() {
   if (!out_.complete() || !in_.complete()) return;
+  // No loop: each step has a message, with a header at least, so the next one cannot be complete yet.
   ++at_;
   enter_step();
 }
@@ -317,6 +318,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
   DDP_REQUIRE(bytes <= in_.total - in_.done, bytes, in_.done, in_.total);
   in_.done += bytes;
   if (in_.done >= kHeaderSize && heard_ == heartbeat()) return skip_heartbeat();
+  // Bytes behind a foreign header may already lie in the order's data: they are of no use after an error.
   if (in_.done >= kHeaderSize && heard_ != in_.header) {
     const int peer = step().receive_from;
     const MessageHead header = read_header(heard_.data());
