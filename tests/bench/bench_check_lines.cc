@@ -75,7 +75,7 @@ class Check {
         seen_(static_cast<std::size_t>(workers * count)),
         last_(static_cast<std::size_t>(workers), -1) {}
 
-  void take(std::string_view line) {
+  void check_line(std::string_view line) {
     ++all_.lines;
     Record record{};
     if (!find_record(line, record) || record.rank >= workers_ || record.number >= count_) {
@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
   for (ssize_t size = 0; (size = ::getline(&text, &room, stdin)) > 0; bytes += size) {
     std::string_view line(text, static_cast<std::size_t>(size));
     if (line.back() == '\n') line.remove_suffix(1);
-    check.take(line);
+    check.check_line(line);
   }
   std::free(text);
   const Counts all = check.finish(bytes);

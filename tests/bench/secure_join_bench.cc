@@ -163,11 +163,11 @@ void end_joiner(pid_t child) {
 
 // Servers
 
-/// take() accepts `count` joins and keeps their connections open if `keep` is set.
+/// accept_joins() accepts `count` joins and keeps their connections open if `keep` is set.
 struct Server {
   virtual ~Server() = default;
   virtual std::uint16_t port() = 0;
-  virtual void take(int count, bool keep) = 0;
+  virtual void accept_joins(int count, bool keep) = 0;
 };
 
 struct Ours final : Server {
@@ -216,7 +216,7 @@ struct Ours final : Server {
     (void)co_await stream->read_some(asio::buffer(&byte, 1));
   }
   static Awaitable<> read_link(Connection* link) { (void)co_await link->read_more(); }
-  void take(int count, bool keep) override {
+  void accept_joins(int count, bool keep) override {
     keeps = keep;
     for (const int until = joined + count; joined < until;)
       loop.run_one();
@@ -241,7 +241,7 @@ struct Floor final : Server {
 
   Floor() { SSL_CTX_set_psk_find_session_callback(context, find_fixed); }
   std::uint16_t port() override { return listener.port; }
-  void take(int count, bool keep) override {
+  void accept_joins(int count, bool keep) override {
     const int fd = listener.fds[0].get();
     ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     while (count-- > 0) {
@@ -299,7 +299,7 @@ struct AsioSsl final : Server {
     char byte = 0;
     (void)co_await stream->async_read_some(asio::buffer(&byte, 1), kUseTuple);
   }
-  void take(int count, bool keep) override {
+  void accept_joins(int count, bool keep) override {
     keeps = keep;
     for (const int until = joined + count; joined < until;)
       loop.run_one();
@@ -326,7 +326,7 @@ int main(int count, char** words) {
   const auto server = make_server(words[1]);
   const auto run = [&](int number, bool keep) {
     const pid_t child = start_joiner(server->port(), number, keep);
-    server->take(number, keep);
+    server->accept_joins(number, keep);
     return child;
   };
   end_joiner(run(200, false));  // warms up
@@ -335,7 +335,7 @@ int main(int count, char** words) {
     const double began = seconds(CLOCK_MONOTONIC);
     const double used = seconds(CLOCK_PROCESS_CPUTIME_ID);
     const pid_t nodes = start_storm(server->port(), held);
-    server->take(held, true);
+    server->accept_joins(held, true);
     const double took = seconds(CLOCK_MONOTONIC) - began;
     std::printf("storm %d %.1f %.1f %zu\n", held, (seconds(CLOCK_PROCESS_CPUTIME_ID) - used) * 1e6 / held,
                 took * 1e6, (resident() - empty) / static_cast<std::size_t>(held));

@@ -87,7 +87,7 @@ void SurvivorsWorld::to_node(SimAgent& agent, Message message) {
       SimAgent& there = agents_[id];
       if (!there.alive || !there.node_open) return;
       there.heard = now_;
-      take(there, message);
+      receive(there, message);
     });
   });
 }
@@ -128,7 +128,7 @@ void SurvivorsWorld::when_awake(std::uint32_t id, Act act) {
 
 // ---- the driver
 
-void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
+void SurvivorsWorld::receive(SimAgent& agent, const Message& message) {
   if (const auto* start = std::get_if<JobStart>(&message)) {
     feed(agent, node::JobReceived{std::chrono::milliseconds(start->master_timeout_ms), kLinkGrace});
     feed(agent, node::JobAccepted{false});

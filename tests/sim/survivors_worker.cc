@@ -211,14 +211,14 @@ void SurvivorsWorld::round_done(SimWorker& worker, const SimOutcome& outcome) {
     case Activity::kSharing:
       worker.state = outcome.result;
       say(worker, WorkerReady{worker.present->attempt});
-      return go_on(worker);
+      return plan_next_round(worker);
     case Activity::kTraining:
       worker.state = outcome.result;
       if (rank == 0 && (worker.state->position.step % kCheckpointEvery == 0 ||
                         worker.state->position.epoch >= setup_.epochs))
         checkpoint_ = *worker.state;
       if (chance(3)) say(worker, WorkerStep{worker.state->position.step, "step"});
-      return go_on(worker);
+      return plan_next_round(worker);
     case Activity::kEnding:
       attempts_[worker.present->attempt].ended[rank] = worker.state->hash;
       return die(worker, SimDeath::By::kItself, 0, 0);
@@ -229,7 +229,7 @@ void SurvivorsWorld::round_done(SimWorker& worker, const SimOutcome& outcome) {
   }
 }
 
-void SurvivorsWorld::go_on(SimWorker& worker) {
+void SurvivorsWorld::plan_next_round(SimWorker& worker) {
   const bool done = worker.state->position.epoch >= setup_.epochs;
   worker.doing = done ? Activity::kEnding : Activity::kTraining;
   const Time wait = done ? some(0s, 5ms) : some(setup_.step_time / 2, setup_.step_time * 3 / 2);

@@ -77,7 +77,7 @@ class SurvivorsWorld {
   bool delayed(Time cut, Time& last, Time& at);
   Time global(const SimAgent& agent, Time local) const;
   void when_awake(std::uint32_t agent, Act act);
-  void take(SimAgent& agent, const rendezvous::Message& message);
+  void receive(SimAgent& agent, const rendezvous::Message& message);
   bool predecessor_gone(const std::vector<std::uint32_t>& pids) const;
   void feed(SimAgent& agent, const launcher::node::Event& event);
   bool is_lease_over(const SimAgent& agent) const;
@@ -121,7 +121,7 @@ class SurvivorsWorld {
   bool share(SimRound& round, SimAttempt& attempt);
   bool one_step(SimRound& round, SimAttempt& attempt);
   void round_done(SimWorker& worker, const SimOutcome& outcome);
-  void go_on(SimWorker& worker);
+  void plan_next_round(SimWorker& worker);
   void trouble(SimWorker& worker, const std::string& why, std::vector<std::uint32_t> peers);
   void release(SimWorker& worker);
   void leave_attempt(SimWorker& worker, bool seen);

@@ -104,7 +104,7 @@ class Room {
     taken_ = static_cast<std::atomic<std::size_t>*>(data);
   }
 
-  bool take(std::size_t size) {
+  bool reserve(std::size_t size) {
     if (taken_ == nullptr) return true;
     std::size_t before = *taken_;
     do {
@@ -319,7 +319,7 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaMalloc(void** memory, size_t size) {
   *memory = nullptr;
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
-  if (!room().take(size)) return cudaErrorMemoryAllocation;
+  if (!room().reserve(size)) return cudaErrorMemoryAllocation;
   *memory = ::operator new(size, std::align_val_t(256));
   std::memset(*memory, 0xff, size);
   room().own(*memory, size);

@@ -169,7 +169,7 @@ class FakeNcclExchange {
       if (phase_ == Phase::kPost) post(room);
       if (phase_ == Phase::kRead) {
         if (!all_are_at(room.posted)) return false;
-        if (!take(room)) return false;
+        if (!read(room)) return false;
       }
       if (!all_are_at(room.taken)) return false;
       offset_ += piece_;
@@ -207,7 +207,7 @@ class FakeNcclExchange {
     phase_ = Phase::kRead;
   }
 
-  bool take(FakeNcclRoom& room) {
+  bool read(FakeNcclRoom& room) {
     for (int rank = 0; rank < state_->slot.size(); ++rank) {
       if (room.called[rank] == call_) continue;
       state_->error = FakeNcclState::kInvalidUsage;

@@ -129,7 +129,7 @@ class Server {
       const std::lock_guard lock(mutex_);
       if (hangs()) continue;
       for (const unsigned long long id : held_)
-        go_on(id);
+        resume(id);
       held_.clear();
     }
   }
@@ -137,7 +137,7 @@ class Server {
  private:
   bool hangs() const { return access((directory_ + "/HANG").c_str(), F_OK) == 0; }
 
-  void go_on(unsigned long long id) const {
+  void resume(unsigned long long id) const {
     seccomp_notif_resp answer = {};
     answer.id = id;
     answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
@@ -152,7 +152,7 @@ class Server {
       const std::string path = string_of(static_cast<pid_t>(call.pid), call.data.args[argument]);
       const std::lock_guard lock(mutex_);
       if (!path.starts_with(directory_ + "/") || !hangs()) {
-        go_on(call.id);
+        resume(call.id);
         continue;
       }
       held_.push_back(call.id);

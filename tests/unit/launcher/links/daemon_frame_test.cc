@@ -21,14 +21,14 @@ struct FrameRecord {
       std::string_view part = bytes.substr(0, cut);
       bytes.remove_prefix(part.size());
       while (const auto piece = reader.next(part))
-        take(*piece);
+        add(*piece);
       if (reader.failure().empty()) {
         CHECK(part.empty());
       }
     }
     failure = reader.failure();
   }
-  void take(const DaemonFrameReader::FramePiece& piece) {
+  void add(const DaemonFrameReader::FramePiece& piece) {
     switch (piece.kind) {
       case DaemonFrame::kInput: input += piece.bytes; break;
       case DaemonFrame::kOutput: output += piece.bytes; break;

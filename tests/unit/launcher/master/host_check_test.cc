@@ -62,20 +62,20 @@ struct CheckedJob {
       hello.interfaces.push_back({"eth1", "10.9.0." + std::to_string(node + 1), 24, true, false});
     after([&] { check->node_up(node, hello, address); });
   }
-  void take(std::size_t node, const rendezvous::Message& message) {
+  void receive(std::size_t node, const rendezvous::Message& message) {
     after([&] { check->on_message(node, message); });
   }
-  void checked(std::size_t node) { take(node, rendezvous::NodeChecked{}); }
+  void checked(std::size_t node) { receive(node, rendezvous::NodeChecked{}); }
   void opened() {
     rendezvous::StoreOpened message;
     message.port = 4000;
-    take(0, message);
+    receive(0, message);
   }
   void probed(std::size_t node, const std::string& address, const std::string& text = "") {
     rendezvous::ProbeResult message;
     message.address = address;
     message.text = text;
-    take(node, message);
+    receive(node, message);
   }
   void failed(std::size_t node, Error error) {
     after([&] { check->node_failed(node, std::move(error)); });
@@ -264,7 +264,7 @@ TEST_CASE("a port that cannot be opened") {
     job.checked(node);
   rendezvous::Refused refused;
   refused.text = "port 29500 is in use";
-  job.take(0, refused);
+  job.receive(0, refused);
   CHECK(job.did == "0 Leave, 1 Leave");
   job.gone(0);
   job.gone(1);

@@ -42,7 +42,7 @@ class MembershipStage : public test::Stage {
   void say(std::string text) { said_.push_back(std::move(text)); }
 
   /// Adds what the actions decide to the said lines, and answers those that need an answer.
-  void take(const job::Actions& actions) {
+  void carry_out(const job::Actions& actions) {
     const bool stops = std::any_of(actions.begin(), actions.end(), [](const job::Action& action) {
       const auto* event = std::get_if<JournalEvent>(&action);
       return event != nullptr && event->kind == JournalEvent::Kind::kAttemptStopping;
@@ -73,7 +73,7 @@ class MembershipStage : public test::Stage {
     if (over && !std::exchange(ended_, true))
       say("end " + std::to_string(make_exit_report(supervisor_->end()).exit_code));
     for (const job::Event& answer : answers)
-      take(supervisor_->step(answer, now_));
+      carry_out(supervisor_->step(answer, now_));
   }
 
   void describe(const JournalEvent& event, bool revokes) {
@@ -116,9 +116,9 @@ class MembershipStage : public test::Stage {
     }
   }
 
-  void give(const job::Event& event) { take(supervisor_->step(event, now_)); }
-  void give(std::size_t node, rendezvous::Message message) {
-    give(job::FromNode{node, std::move(message), now_, Time(0),
+  void feed(const job::Event& event) { carry_out(supervisor_->step(event, now_)); }
+  void feed(std::size_t node, rendezvous::Message message) {
+    feed(job::FromNode{node, std::move(message), now_, Time(0),
                        incarnation_ ? *incarnation_ : incarnations_[node]});
   }
 
@@ -130,11 +130,11 @@ class MembershipStage : public test::Stage {
       now_ = std::min({std::max(due, now_ + 1ns), Time(beat), until});
       if (now_ % 500ms == 0ns) {
         for (const std::size_t node : std::set<std::size_t>(there_)) {
-          if (!silent_.contains(node)) give(job::NodeHeartbeat{node, incarnations_[node]});
-          if (reachable_.contains(node)) give(job::NodeReachable{node, incarnations_[node]});
+          if (!silent_.contains(node)) feed(job::NodeHeartbeat{node, incarnations_[node]});
+          if (reachable_.contains(node)) feed(job::NodeReachable{node, incarnations_[node]});
         }
       }
-      if (now_ >= due) give(job::Tick{});
+      if (now_ >= due) feed(job::Tick{});
     }
   }
 
@@ -186,7 +186,7 @@ class MembershipStage : public test::Stage {
     spec_.max_restarts = rules.max_restarts;
     spec_.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(rules.join_limit);
     supervisor_ = std::make_unique<Supervisor>(spec_, rules);
-    take(supervisor_->start(now_));
+    carry_out(supervisor_->start(now_));
   }
 
   void join(std::size_t node) {
@@ -199,7 +199,7 @@ class MembershipStage : public test::Stage {
     hello.pid_namespace = 1;
     hello.pid = hello.keeper = 7;
     hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
-    give(job::NodeUp{node, hello, "127.0.0.1", incarnations_[node], true});
+    feed(job::NodeUp{node, hello, "127.0.0.1", incarnations_[node], true});
   }
 
   void command(const Words& words, const std::string& line) {
@@ -221,17 +221,17 @@ class MembershipStage : public test::Stage {
     if (verb == "pass") return pass(std::chrono::milliseconds(std::stol(words.at(1))));
     if (verb == "sleep") {  // of the master
       now_ += std::chrono::milliseconds(std::stol(words.at(1)));
-      return give(job::Tick{});
+      return feed(job::Tick{});
     }
     if (verb == "attempt") {  // of the following events; -: the current one
       attempt_.reset();
       if (words.at(1) != "-") attempt_ = static_cast<std::uint32_t>(std::stoul(words[1]));
       return;
     }
-    if (verb == "interrupt") return give(job::UserSignal{SIGINT});
+    if (verb == "interrupt") return feed(job::UserSignal{SIGINT});
     if (verb == "progress") {  // all workers are ready
       for (const rendezvous::RankAssignment& ranks : supervisor_->nodes().world().assignments)
-        give(ranks.host, rendezvous::WorkersReady{attempt()});
+        feed(ranks.host, rendezvous::WorkersReady{attempt()});
       return;
     }
     const std::size_t node = host(words.at(1));
@@ -251,14 +251,14 @@ class MembershipStage : public test::Stage {
     } else if (verb == "unreachable") {
       reachable_.erase(node);
     } else if (verb == "heard") {
-      give(job::NodeHeartbeat{node, incarnation_.value_or(incarnations_[node])});
+      feed(job::NodeHeartbeat{node, incarnation_.value_or(incarnations_[node])});
     } else if (verb == "lost" || verb == "workers-gone") {
       there_.erase(node);
-      give(job::NodeGone{node, Error{ErrorCode::kLinkLost, quoted_text(line), 0},
+      feed(job::NodeGone{node, Error{ErrorCode::kLinkLost, quoted_text(line), 0},
                          verb == "workers-gone" || flag("dead"), incarnation_.value_or(incarnations_[node]),
                          flag("left")});
     } else if (verb == "absent") {
-      give(job::NodeFailed{node, Error{ErrorCode::kUnreachable, quoted_text(line), 0}});
+      feed(job::NodeFailed{node, Error{ErrorCode::kUnreachable, quoted_text(line), 0}});
     } else if (verb == "failed" || verb == "echo") {
       rendezvous::WorkerExited exited;
       exited.attempt = attempt();
@@ -266,17 +266,17 @@ class MembershipStage : public test::Stage {
       exited.code = flag("missing") ? 127 : 1;
       exited.pid = flag("missing") ? 0 : 9;
       exited.text = flag("missing") ? "no such program" : "";
-      give(node, exited);
+      feed(node, exited);
       if (verb == "echo")
         supervisor_->set_last_output(static_cast<int>(exited.rank), {quoted_text(line)}, "");
     } else if (verb == "ended") {
-      give(node,
+      feed(node,
            rendezvous::AttemptEnded{attempt(), static_cast<std::uint32_t>(option("left", 0)), "pid 9 (x)"});
     } else if (verb == "waits") {
-      give(node, rendezvous::AttemptRevoked{attempt(), {{0, true, 5}}});
+      feed(node, rendezvous::AttemptRevoked{attempt(), {{0, true, 5}}});
     } else if (verb == "refused") {
       const ErrorCode code = flag("leaves") ? ErrorCode::kLinkLost : ErrorCode::kRefused;
-      give(node, rendezvous::Refused{static_cast<std::uint8_t>(code), 0, quoted_text(line)});
+      feed(node, rendezvous::Refused{static_cast<std::uint8_t>(code), 0, quoted_text(line)});
     } else {
       FAIL("unknown command: " << verb);
     }

@@ -93,7 +93,7 @@ class SupervisorStage : public test::Stage {
   }
 
  private:
-  void give(const job::Event& event) {
+  void feed(const job::Event& event) {
     actions_.clear();
     journal_.clear();
     details_.clear();
@@ -134,8 +134,8 @@ class SupervisorStage : public test::Stage {
     incarnations_.resize(std::max(incarnations_.size(), node + 1), 1);
     return incarnations_[node];
   }
-  void give_message(std::size_t node, const rendezvous::Message& message) {
-    give(job::FromNode{node, message, now_ - ago_, job::Time(0), incarnation(node)});
+  void feed_message(std::size_t node, const rendezvous::Message& message) {
+    feed(job::FromNode{node, message, now_ - ago_, job::Time(0), incarnation(node)});
   }
 
   void command(const Words& words, const std::string& line) {
@@ -154,7 +154,7 @@ class SupervisorStage : public test::Stage {
       exited.code = 127;
       exited.sys = ENOENT;
       exited.text = "no such program";
-      give_message(number(1), exited);
+      feed_message(number(1), exited);
     } else if (verb == "spec") {
       make_spec(words);
     } else if (verb == "time") {
@@ -188,48 +188,48 @@ class SupervisorStage : public test::Stage {
       hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
       if (networks_ > 1) hello.interfaces.push_back({"eth1", "10.1.0.1" + words[1], 24, true, false});
       if (!one_machine_) hello.interfaces.push_back({"eth0", "10.0.0.1" + words[1], 24, true, false});
-      give(job::NodeUp{number(1), hello, one_machine_ ? "127.0.0.1" : "10.0.0.1" + words[1],
+      feed(job::NodeUp{number(1), hello, one_machine_ ? "127.0.0.1" : "10.0.0.1" + words[1],
                        incarnation(number(1)), true});
     } else if (verb == "failed") {
-      give(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_text(line), 0}});
+      feed(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_text(line), 0}});
     } else if (verb == "gone") {
       up_.erase(number(1));
       lost_.insert(number(1));
       const std::string why = line.find('"') != std::string::npos ? quoted_text(line) : "the link was closed";
       const bool dead = words.size() > 2 && words.back() == "dead";
       const bool left = words.size() > 2 && words.back() == "left";
-      give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, incarnation(number(1)), left});
+      feed(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, incarnation(number(1)), left});
     } else if (verb == "swept") {  // node [empty|found] "text"
-      give(job::NodeSwept{number(1), incarnation(number(1)), quoted_text(line), words.at(2) != "left",
+      feed(job::NodeSwept{number(1), incarnation(number(1)), quoted_text(line), words.at(2) != "left",
                           words.at(2) == "found" || words.at(2) == "left"});
     } else if (verb == "not-swept") {  // node "text"
-      give(job::NodeSwept{number(1), incarnation(number(1)), quoted_text(line)});
+      feed(job::NodeSwept{number(1), incarnation(number(1)), quoted_text(line)});
     } else if (verb == "broken") {
       up_.erase(number(1));
-      give(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0},
+      feed(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0},
                           incarnation(number(1))});
     } else if (verb == "heard") {
-      give(job::NodeHeartbeat{number(1), incarnation(number(1))});
+      feed(job::NodeHeartbeat{number(1), incarnation(number(1))});
     } else if (verb == "signal") {
       const std::map<std::string, int> numbers{
           {"INT", SIGINT}, {"TERM", SIGTERM}, {"HUP", SIGHUP}, {"USR1", SIGUSR1}};
-      give(job::UserSignal{numbers.at(words[1]), words.size() > 2 && words[2] == "now"});
+      feed(job::UserSignal{numbers.at(words[1]), words.size() > 2 && words[2] == "now"});
     } else if (verb == "accepted") {
       rendezvous::JobAccepted accepted{"/bin/x"};
       accepted.predecessor_gone = words.size() > 2 && words[2] == "predecessor-gone";
       if (words.size() > 2 && !accepted.predecessor_gone) accepted.infiniband = {words[2]};
       accepted.no_infiniband = quoted_text(line);
-      give_message(number(1), accepted);
+      feed_message(number(1), accepted);
     } else if (verb == "refused") {
-      give_message(number(1),
+      feed_message(number(1),
                    rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_text(line)});
     } else if (verb == "leaves") {  // node [SIGTERM] "text"
-      give_message(number(1), rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost),
+      feed_message(number(1), rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost),
                                                   words.at(2) == "SIGTERM" ? SIGTERM : 0, quoted_text(line)});
     } else if (verb == "store") {
-      give_message(number(1), rendezvous::StoreOpened{attempt_, static_cast<std::uint16_t>(number(2))});
+      feed_message(number(1), rendezvous::StoreOpened{attempt_, static_cast<std::uint16_t>(number(2))});
     } else if (verb == "probed") {
-      give_message(number(1),
+      feed_message(number(1),
                    rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_text(line)});
     } else if (verb == "exit" || verb == "kill" || verb == "late-kill" || verb == "end-code" ||
                verb == "end" || verb == "gives-up" || verb == "non-retryable" ||
@@ -247,19 +247,19 @@ class SupervisorStage : public test::Stage {
       exited.after_stop = verb.starts_with("end");
       exited.late_kill = verb == "late-kill";
       if (words.size() > 4) exited.attempt = number(4);
-      give_message(number(1), exited);
+      feed_message(number(1), exited);
     } else if (verb == "ended") {
-      give_message(number(1),
+      feed_message(number(1),
                    rendezvous::AttemptEnded{attempt_, words.size() > 2 ? number(2) : 0, "pid 7 (x)"});
     } else if (verb == "greeted") {  // node
-      give_message(number(1), rendezvous::WorkersGreeted{attempt_});
+      feed_message(number(1), rendezvous::WorkersGreeted{attempt_});
     } else if (verb == "ready") {  // node
-      give_message(number(1), rendezvous::WorkersReady{attempt_});
+      feed_message(number(1), rendezvous::WorkersReady{attempt_});
     } else if (verb == "trouble") {  // node rank [peer=RANK] "text"
       rendezvous::WorkerInTrouble trouble{attempt_, number(2), quoted_text(line), {}};
       if (words.at(3).starts_with("peer="))
         trouble.peers.push_back(static_cast<std::uint32_t>(std::stoul(words[3].substr(5))));
-      give_message(number(1), trouble);
+      feed_message(number(1), trouble);
     } else if (verb == "stderr") {  // rank "text": output of a failed worker
       supervisor_->set_last_output(static_cast<int>(number(1)), {quoted_text(line)}, "");
     } else if (verb == "revoked") {  // node local:step… or local:- for a worker without state
@@ -270,7 +270,7 @@ class SupervisorStage : public test::Stage {
         revoked.survivors.push_back({static_cast<std::uint32_t>(std::stoul(words[i])), step != "-",
                                      step == "-" ? 0 : std::stoull(step)});
       }
-      give_message(number(1), revoked);
+      feed_message(number(1), revoked);
     } else if (verb == "killed-by-revoke") {  // node rank "text"
       rendezvous::WorkerExited exited;
       exited.attempt = attempt_;
@@ -279,20 +279,20 @@ class SupervisorStage : public test::Stage {
       exited.signal = SIGKILL;
       exited.by_revoke = true;
       exited.text = quoted_text(line);
-      give_message(number(1), exited);
+      feed_message(number(1), exited);
     } else if (verb == "started") {  // node rank pid
-      give_message(number(1), rendezvous::WorkerStarted{attempt_, number(2), number(3)});
+      feed_message(number(1), rendezvous::WorkerStarted{attempt_, number(2), number(3)});
     } else if (verb == "quiet" || verb == "alive") {  // node
-      give_message(number(1), rendezvous::Quiet{attempt_, verb == "quiet", 0, false});
+      feed_message(number(1), rendezvous::Quiet{attempt_, verb == "quiet", 0, false});
     } else if (verb == "ask-hang") {
-      give(job::AskHang{});
+      feed(job::AskHang{});
     } else if (verb == "inspection") {  // node rank state, and a text that the scenario does not name
       rendezvous::Inspection inspection;
       inspection.attempt = attempt_;
       inspection.rank = number(2);
       inspection.state = quoted_text(line);
       inspection.text = "stacks";
-      give_message(number(1), inspection);
+      feed_message(number(1), inspection);
     } else if (verb == "inspection-at") {  // node rank step state
       rendezvous::Inspection inspection;
       inspection.attempt = attempt_;
@@ -300,26 +300,27 @@ class SupervisorStage : public test::Stage {
       inspection.steps = true;
       inspection.step = number(3);
       inspection.state = quoted_text(line);
-      give_message(number(1), inspection);
+      feed_message(number(1), inspection);
     } else if (verb == "only-stacks-follow") {  // node
       rendezvous::Inspection facts;
       facts.attempt = attempt_;
       facts.only_stacks_follow = true;
-      give_message(number(1), facts);
+      feed_message(number(1), facts);
     } else if (verb == "inspected") {  // node
       rendezvous::Inspection last;
       last.attempt = attempt_;
       last.last = true;
-      give_message(number(1), last);
+      feed_message(number(1), last);
     } else if (verb == "collectives") {  // node rank world-size: the rank waits in its first operation
       const std::string log = "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":" + words.at(2) +
                               ",\"world_size\":" + words.at(3) + ",\"attempt\":" + std::to_string(attempt_) +
                               ",\"reason\":\"\"}\n"
                               "{\"sequence\":1,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\","
                               "\"started\":5,\"finished\":0}\n";
-      give_message(number(1), rendezvous::WorkerCollectives{attempt_, number(2), log});
+      feed_message(number(1), rendezvous::WorkerCollectives{attempt_, number(2), log});
     } else if (verb == "line") {  // node rank rule "text"
-      give(job::WatchedLine{number(1), attempt_, number(2), number(3), quoted_text(line), now_, Time(0)});
+      feed(
+          job::WatchedLine{number(1), attempt_, number(2), number(3), quoted_text(line), now_, job::Time(0)});
     } else if (verb == "state") {
       CHECK(state_name(supervisor_->state()) == words[1]);
     } else if (verb == "verdict") {  // the text of hang_json
