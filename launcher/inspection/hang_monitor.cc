@@ -24,11 +24,11 @@ using std::chrono::nanoseconds;
 constexpr std::chrono::seconds kVerdictTime{3};
 
 /// An answer costs the worker CPU time, which must not look like its work.
-constexpr std::chrono::seconds kShortestBetweenLooks{5};
-constexpr std::chrono::seconds kLongestBetweenLooks{60};
-/// The time of a server to answer a look. Without an answer a rank does not count as waiting.
-constexpr std::chrono::seconds kLookTime{2};
-/// Unfinished operations of a group that are compared between two looks.
+constexpr std::chrono::seconds kShortestBetweenQueries{5};
+constexpr std::chrono::seconds kLongestBetweenQueries{60};
+/// The time of a server to answer a query. Without an answer a rank does not count as waiting.
+constexpr std::chrono::seconds kQueryTime{2};
+/// Unfinished operations of a group that are compared between two queries.
 constexpr std::size_t kOperations = 8;
 
 /// Bytes that a process has read and written: proc(5), /proc/PID/io. The sum counts a byte of a file twice
@@ -101,10 +101,10 @@ void HangMonitor::begin(std::uint32_t attempt, std::uint32_t world_size,
   leaders_.clear();
   steps_.clear();
   known_.clear();
-  looks_.clear();
+  recorder_states_.clear();
   waiting_.clear();
   doubts_.clear();
-  last_word_ = last_look_ = steady_now();
+  last_word_ = last_query_ = steady_now();
   servers_ = std::make_unique<BlockingCalls>(executor_, kServersAtOnce);
   stopped_ = false;
   attempt_ = attempt;
@@ -135,39 +135,40 @@ Awaitable<> HangMonitor::watch_workers(HangMonitor* self) {
     co_await self->timer_.async_wait(kUseTuple);
     if (self->stopped_ || steady_now() < self->resume_at_ || self->leaders_.empty()) continue;
     self->sample();
-    if (self->look_due()) self->tasks_.start(look_at_collectives(self));
+    if (self->is_query_due()) self->tasks_.start(query_collectives(self));
   }
 }
 
-/// A job that prints or reports steps is never looked at.
-bool HangMonitor::look_due() const {
+/// A job that prints or reports steps is never queried.
+bool HangMonitor::is_query_due() const {
   const nanoseconds now = steady_now();
   const nanoseconds quarter = timeout_ / 4;
-  return !looking_ && !all_step() && now - last_word_ >= quarter &&
-         now - last_look_ >= std::clamp<nanoseconds>(quarter, kShortestBetweenLooks, kLongestBetweenLooks);
+  return !querying_ && !all_step() && now - last_word_ >= quarter &&
+         now - last_query_ >=
+             std::clamp<nanoseconds>(quarter, kShortestBetweenQueries, kLongestBetweenQueries);
 }
 
-Awaitable<> HangMonitor::look_at_collectives(HangMonitor* self) {
+Awaitable<> HangMonitor::query_collectives(HangMonitor* self) {
   const std::uint32_t attempt = self->attempt_;
-  self->looking_ = true;
-  co_await look_at(self, self->leaders_);
-  self->last_look_ = steady_now();
-  self->looking_ = false;
+  self->querying_ = true;
+  co_await query_ranks(self, self->leaders_);
+  self->last_query_ = steady_now();
+  self->querying_ = false;
   if (!self->stopped_ && self->attempt_ == attempt) self->send_change();
 }
 
-Awaitable<> HangMonitor::look_at(HangMonitor* self, InspectedWorkers ranks) {
+Awaitable<> HangMonitor::query_ranks(HangMonitor* self, InspectedWorkers ranks) {
   TaskGroup asked(self->executor_);
   for (const auto& [rank, worker] : ranks)
-    if (!worker.server.empty()) asked.start(look_at_rank(self, rank, worker.server));
+    if (!worker.server.empty()) asked.start(query_rank(self, rank, worker.server));
   co_await asked.all_ends();
 }
 
 /// A rank that waits in a collective may spin there, or sleep. A collective that starts or ends is progress.
-Awaitable<> HangMonitor::look_at_rank(HangMonitor* self, std::uint32_t rank, std::string server) {
+Awaitable<> HangMonitor::query_rank(HangMonitor* self, std::uint32_t rank, std::string server) {
   const std::uint32_t attempt = self->attempt_;
   const nanoseconds began = steady_now();
-  const auto until = ProcessInspection::Clock::now() + kLookTime;
+  const auto until = ProcessInspection::Clock::now() + kQueryTime;
   rendezvous::FlightRecorderDump dump;
   dump.rank = static_cast<int>(rank);
   dump.world_size = static_cast<int>(self->world_size_);
@@ -181,9 +182,10 @@ Awaitable<> HangMonitor::look_at_rank(HangMonitor* self, std::uint32_t rank, std
   if (self->stopped_ || self->attempt_ != attempt || !self->leaders_.contains(rank)) co_return;
   if (answer && !answer->groups.empty()) {
     std::string state = state_text(*answer);
-    const auto last = self->looks_.find(rank);
-    if (last != self->looks_.end() && last->second != state) self->tracker_.record_activity(steady_now());
-    self->looks_[rank] = std::move(state);
+    const auto last = self->recorder_states_.find(rank);
+    if (last != self->recorder_states_.end() && last->second != state)
+      self->tracker_.record_activity(steady_now());
+    self->recorder_states_[rank] = std::move(state);
   }
   const bool waits = answer && waits_for(*answer, self->timeout_ / 4);
   self->waiting_.erase(rank);
@@ -214,10 +216,10 @@ bool HangMonitor::sees_work() {
   return !all_step() && (sample_some() || sample_processes(known_, false, true) || sample_trees());
 }
 
-/// A look ends with send_change.
+/// A query ends with send_change.
 void HangMonitor::report_changes() {
   if (doubts_.empty() || !tracker_.turns_quiet(steady_now())) return send_change();
-  if (!looking_) tasks_.start(look_at_collectives(this));
+  if (!querying_) tasks_.start(query_collectives(this));
 }
 
 void HangMonitor::send_change() {
@@ -284,7 +286,7 @@ Awaitable<> HangMonitor::start_inspection(HangMonitor* self, rendezvous::Inspect
     active = self->sees_work();
     InspectedWorkers waiting = self->leaders_;
     std::erase_if(waiting, [self](const auto& entry) { return !self->waiting_.contains(entry.first); });
-    if (!active) co_await look_at(self, std::move(waiting));
+    if (!active) co_await query_ranks(self, std::move(waiting));
     // The master may not know yet what was printed since the last sample.
     active = active || self->tracker_.last_activity() > before || !self->tracker_.is_quiet(steady_now());
   }

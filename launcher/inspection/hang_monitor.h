@@ -20,9 +20,8 @@ namespace ddp::launcher {
 
 /// The agent's part in hang detection, for one attempt after another. Samples the workers' activity, notifies
 /// the master when it changes (Quiet), and inspects the workers on request (Inspect). Workers that are silent
-/// for a while are looked at more closely: PyTorch's recorder tells which of them wait in a collective, where
-/// they may spin. Costs nothing between samples. Loop thread; the owner keeps the object alive until `idle`
-/// has returned.
+/// for a while are queried: PyTorch's recorder tells which of them wait in a collective, where they may spin.
+/// Costs nothing between samples. Loop thread; the owner keeps the object alive until `idle` has returned.
 class HangMonitor {
  public:
   using SendMessage = std::function<void(const rendezvous::Message&)>;
@@ -66,10 +65,10 @@ class HangMonitor {
   void report_changes();
   void send_change();
   bool all_step() const { return !leaders_.empty() && steps_.size() == leaders_.size(); }
-  bool look_due() const;
-  static Awaitable<> look_at_collectives(HangMonitor* self);
-  static Awaitable<> look_at(HangMonitor* self, InspectedWorkers ranks);
-  static Awaitable<> look_at_rank(HangMonitor* self, std::uint32_t rank, std::string server);
+  bool is_query_due() const;
+  static Awaitable<> query_collectives(HangMonitor* self);
+  static Awaitable<> query_ranks(HangMonitor* self, InspectedWorkers ranks);
+  static Awaitable<> query_rank(HangMonitor* self, std::uint32_t rank, std::string server);
   bool sees_work();
   void report(rendezvous::Inspection inspection);
   bool sample_some();
@@ -91,15 +90,15 @@ class HangMonitor {
     std::string phase;
   };
   std::map<std::uint32_t, ReportedStep> steps_;  ///< of the live ranks that report steps
-  RanksOfProcesses known_;                      ///< other processes of the trees, as of the last whole sample
-  std::chrono::nanoseconds last_word_{0};       ///< of the workers: output or a step
-  std::chrono::nanoseconds last_look_{0};       ///< at their collectives
-  std::map<std::uint32_t, std::string> looks_;  ///< what each rank's recorder told last, as text
-  std::set<std::uint32_t> waiting_;             ///< ranks that waited in a collective at their last look
-  /// When a rank of waiting_ was last seen at work after that look: it spins, or has gone on. The next look
+  RanksOfProcesses known_;                  ///< other processes of the trees, as of the last whole sample
+  std::chrono::nanoseconds last_word_{0};   ///< of the workers: output or a step
+  std::chrono::nanoseconds last_query_{0};  ///< of their collectives
+  std::map<std::uint32_t, std::string> recorder_states_;  ///< what each rank's recorder told last, as text
+  std::set<std::uint32_t> waiting_;  ///< ranks that waited in a collective at their last query
+  /// When a rank of waiting_ was last seen at work after that query: it spins, or has gone on. The next query
   /// tells; no decision is made before.
   std::map<std::uint32_t, std::chrono::nanoseconds> doubts_;
-  bool looking_ = false;
+  bool querying_ = false;
   std::string worker_path_;
   std::string ras_address_;
   std::unique_ptr<ProcessInspection> inspection_;
