@@ -161,7 +161,7 @@ void Master::end_tasks() {
   answer_hang();
   if (control_) control_->close();
   nodes_.close();
-  output_.rest();
+  output_.stop_timers();
   error_code ignored;
   signals_.cancel(ignored);
   stdin_.stop();

@@ -227,7 +227,7 @@ void FoldedOutput::emit() {
 }
 
 void FoldedOutput::arm() {
-  if (armed_ || resting_) return;
+  if (armed_ || stopped_) return;
   const auto deadline = fold_.deadline();
   if (!deadline) return;
   armed_ = true;
@@ -443,7 +443,7 @@ void MergedOutput::set_footer(std::string text) {
 }
 
 void MergedOutput::arm() {
-  if (armed_ || resting_) return;
+  if (armed_ || stopped_) return;
   const auto due = board_.due();
   if (!due) return;
   armed_ = true;
@@ -465,10 +465,10 @@ void MergedOutput::tick() {
   arm();
 }
 
-void MergedOutput::rest() {
-  resting_ = true;
+void MergedOutput::stop_timers() {
+  stopped_ = true;
   timer_.cancel();
-  if (fold_) fold_->rest();
+  if (fold_) fold_->stop_timer();
 }
 
 void MergedOutput::finish_all() {

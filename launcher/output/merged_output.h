@@ -116,7 +116,7 @@ class FoldedOutput {
   /// Emits all pending lines.
   void flush();
   /// Stops the timer for good.
-  void rest() { timer_.cancel(), resting_ = true; }
+  void stop_timer() { timer_.cancel(), stopped_ = true; }
 
  private:
   struct RankIdentity {
@@ -135,7 +135,7 @@ class FoldedOutput {
   LineFold::Sink put_;
   asio::steady_timer timer_;
   bool armed_ = false;
-  bool resting_ = false;
+  bool stopped_ = false;
   std::unordered_map<int, RankIdentity> ranks_;
   std::string out_;  ///< completed lines of one stream
   int out_stream_ = 1;
@@ -202,7 +202,7 @@ class MergedOutput {
   /// Shows lines that wait to be folded, because an event follows that a reader must see after them.
   void flush();
   /// Stops the timers for good; finish_all() does the rest.
-  void rest();
+  void stop_timers();
   /// Finishes the lines of streams without an end, because their node was lost.
   void finish_all();
 
@@ -236,7 +236,7 @@ class MergedOutput {
   std::optional<JsonLines> json_;     ///< with --jsonl
   asio::steady_timer timer_;
   bool armed_ = false;
-  bool resting_ = false;
+  bool stopped_ = false;
   std::vector<std::unique_ptr<RankOutput>> ranks_;
   /// The first rank that shows a stream, by stream and (--bars node) node rank.
   std::map<std::pair<int, int>, std::uint32_t> bar_owners_;

@@ -73,8 +73,8 @@ class DeviceSteps {
 
   /// Keeps the training images in GPU memory. Returns false if the data set draws them or the GPU has no
   /// room.
-  virtual Result<bool> hold(const Dataset& data) = 0;
-  /// Sets this rank's samples of the epoch, in order; for held images.
+  virtual Result<bool> keep_images(const Dataset& data) = 0;
+  /// Sets this rank's samples of the epoch, in order; for kept images.
   virtual Result<> set_order(std::span<const std::uint32_t> order) = 0;
   /// Must precede the first batch of a size: a library's kernels are chosen and loaded. No step may be in
   /// flight, since CUDA may wait for it, and so for other ranks.
@@ -121,7 +121,7 @@ class DeviceEpoch {
     for (const std::size_t batch : {std::min(samples, batch_size), samples % batch_size}) {
       DDP_TRY(batch == 0 ? Result<>() : device.prepare(batch));
     }
-    const auto held = DDP_TRY(device.hold(data));
+    const auto held = DDP_TRY(device.keep_images(data));
     if (held) {
       DDP_TRY(device.set_order(epoch->order_));
     } else {

@@ -489,11 +489,11 @@ class NetSteps final : public DeviceSteps<T> {
     ranks_ = nullptr;
   }
 
-  Result<bool> hold(const Dataset& data) override {
+  Result<bool> keep_images(const Dataset& data) override {
     // Holds the images once for all epochs, since holding forgets the graphs. Else this rank alone might make
     // a first step where the others replay a graph.
-    if (hold_size_ == data.size()) return held_.images != nullptr;
-    hold_size_ = data.size();
+    if (seen_images_ == data.size()) return held_.images != nullptr;
+    seen_images_ = data.size();
     held_ = {};
     if (data.draw) return false;
     const std::size_t image_bytes = data.size() * kImagePixels;
@@ -646,7 +646,7 @@ class NetSteps final : public DeviceSteps<T> {
   DeviceBytes kept_;     ///< learned state before the step in flight; only with undo
   DeviceBytes earlier_;  ///< sum of the gradients of a step's earlier batches
   DeviceBytes images_, order_;
-  std::size_t hold_size_ = 0;  ///< images of the data set that hold() saw
+  std::size_t seen_images_ = 0;  ///< images of the data set that keep_images() saw
   typename DeviceNet<T>::ResidentImages held_;
 };
 

@@ -133,7 +133,7 @@ NodeCommunicator::NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group,
 }
 
 Result<> NodeCommunicator::all_reduce_sum(NumberSpan values) {
-  group_->call_it(CollectiveKind::kAllReduce);
+  group_->set_kind(CollectiveKind::kAllReduce);
   if (!many_nodes()) return after_node(group_->all_reduce(values.bytes, vector_sum(values)));
   const int lanes = lanes_for(values.bytes.size());
   DDP_TRY(after_node(group_->reduce_parts(values.bytes, vector_sum(values), lanes)));
@@ -142,14 +142,14 @@ Result<> NodeCommunicator::all_reduce_sum(NumberSpan values) {
 
 Result<> NodeCommunicator::reduce_scatter_sum(NumberSpan values) {
   if (many_nodes()) return all_reduce_sum(values);
-  group_->call_it(CollectiveKind::kReduceScatter);
+  group_->set_kind(CollectiveKind::kReduceScatter);
   auto done = group_->reduce_parts(values.bytes, vector_sum(values), group_->size());
   return after_node(std::move(done));
 }
 
 Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
   if (many_nodes()) return Communicator::all_gather_parts(parts);
-  group_->call_it(CollectiveKind::kAllGather);
+  group_->set_kind(CollectiveKind::kAllGather);
   return after_node(group_->gather_parts(parts, 1, group_->size()));
 }
 
@@ -157,7 +157,7 @@ Result<> NodeCommunicator::gather(std::span<const std::byte> mine, std::span<std
   const auto [node, local] = map_.place_of(root);
   // The rows go over the lane of the nodes' first ranks, so only one of these can be the root.
   if (many_nodes() && local != 0) return Communicator::gather(mine, all, root);
-  group_->call_it(CollectiveKind::kGather);
+  group_->set_kind(CollectiveKind::kGather);
   if (!many_nodes()) return after_node(group_->gather(mine, all, local));
   const std::size_t widest = map_.widest(), nodes = rank() == root ? map_.ranks.size() : 0;
   std::vector<std::byte> row, rows;  // of the node's ranks; of all nodes, each as long as the longest
@@ -180,7 +180,7 @@ Result<> NodeCommunicator::gather(std::span<const std::byte> mine, std::span<std
 }
 
 std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
-  group_->call_it(CollectiveKind::kBarrier);
+  group_->set_kind(CollectiveKind::kBarrier);
   const auto shared = group_->share(bytes);
   if (shared) return *shared;
   (void)after_node(shared.error());  // the next operation reports it
@@ -188,7 +188,7 @@ std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
 }
 
 Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
-  group_->call_it(CollectiveKind::kBroadcast);
+  group_->set_kind(CollectiveKind::kBroadcast);
   const auto [node, local] = map_.place_of(root);
   // The root's node comes first: its first rank needs the data for the lane.
   if (map_.node == node) DDP_TRY(after_node(group_->broadcast(data, local)));
@@ -198,7 +198,7 @@ Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
 }
 
 Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const std::uint64_t> mine) {
-  group_->call_it(CollectiveKind::kAllGather);
+  group_->set_kind(CollectiveKind::kAllGather);
   const std::size_t widest = map_.widest();  // every node's row gets the length of the longest
   std::vector<std::uint64_t> row(mine.size() * static_cast<std::size_t>(group_->size()));
   DDP_TRY(after_node(group_->all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(row)))));
@@ -216,29 +216,29 @@ Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const 
 }
 
 Result<> NodeCommunicator::barrier() {
-  group_->call_it(CollectiveKind::kBarrier);
+  group_->set_kind(CollectiveKind::kBarrier);
   if (!many_nodes()) return after_node(group_->barrier());
   return barrier_of_nodes();
 }
 
 Result<> BetweenNodes::all_reduce_sum(NumberSpan values) {
-  group_->call_it(CollectiveKind::kAllReduce);
+  group_->set_kind(CollectiveKind::kAllReduce);
   return sum_between(values, lanes_for(values.bytes.size()));
 }
 
 Result<> BetweenNodes::broadcast(std::span<std::byte> data, int root) {
-  group_->call_it(CollectiveKind::kBroadcast);
+  group_->set_kind(CollectiveKind::kBroadcast);
   if (group_->rank() == 0) DDP_TRY(after_lane(lane_->broadcast(data, root)));
   return after_node(group_->broadcast(data, 0));
 }
 
 Result<std::vector<std::uint64_t>> BetweenNodes::all_gather(std::span<const std::uint64_t> mine) {
-  group_->call_it(CollectiveKind::kAllGather);
+  group_->set_kind(CollectiveKind::kAllGather);
   return gather_between(mine);
 }
 
 Result<> BetweenNodes::barrier() {
-  group_->call_it(CollectiveKind::kBarrier);
+  group_->set_kind(CollectiveKind::kBarrier);
   return barrier_of_nodes();
 }
 

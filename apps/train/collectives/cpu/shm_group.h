@@ -126,7 +126,7 @@ class ShmGroup {
   /// Returns the recorded loss as this rank's failure.
   Error ended_by_mark();
   /// Sets the operation's kind, for messages and for the comparison between ranks.
-  void call_it(CollectiveKind kind) { kind_ = kind; }
+  void set_kind(CollectiveKind kind) { kind_ = kind; }
 
  private:
   const RankDescriptors& descriptors_of(int rank) const {

@@ -85,7 +85,7 @@ TEST_CASE("a new attempt starts with nothing held") {
   bench.output.begin(2);
   CHECK(bench.shown == Shown{{1, "0|x\n"}});
   bench.output.add(rank_on("b", 1, 0, 0), 1, "1|", "", "1|x\n");
-  bench.output.rest();
+  bench.output.stop_timer();
   bench.output.flush();
   CHECK(bench.shown == Shown{{1, "0|x\n"}, {1, "1|x\n"}});
 }

@@ -34,7 +34,7 @@ struct MergeBench {
             },
             [] { return 4u; }) {}
   ~MergeBench() {
-    output.rest();
+    output.stop_timers();
     files->close(seconds(30));
   }
 
@@ -315,14 +315,14 @@ TEST_CASE("a bar that has ended becomes a line after a pause, on its stream") {
   CHECK(bench.shown(2) == "0|98%\n");
 }
 
-TEST_CASE("after rest() no timer runs") {
+TEST_CASE("after stop_timers() no timer runs") {
   MergeBench bench(labeled());
   bench.add(0, 1, "\r10%");
-  bench.output.rest();
+  bench.output.stop_timers();
   bench.loop.run();
   CHECK(bench.shown(1).empty());
   MergeBench idle(labeled());
-  idle.output.rest();
+  idle.output.stop_timers();
   idle.add(0, 1, "\r10%");
   CHECK(idle.loop.run_one_for(seconds(10)) == 0);
 }
