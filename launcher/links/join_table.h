@@ -21,10 +21,11 @@ std::optional<int> join_host_rank(std::string_view name);
 
 /// Assigns the slots of a job whose nodes join by themselves (per-node mode). Node 0 is the master's own.
 /// Sans-IO. The driver's duties:
-///   1. Before `join`, call `heard` for the live links of the slots that `about` returns: a link that was
-///      silent for kFresh loses its slot.
+///   1. Before `join`, call `update_last_heard` for the live links of the slots that `about` returns: a link
+///      that was silent for kFresh loses its slot.
 ///   2. Act on the answer: send a refusal to the node; if `displaces`, end the node's older link.
-///   3. Call `opened` when the node's link carries heartbeats, and `ended` when that incarnation has ended.
+///   3. Give the slot to the link only if it `is_latest` when the answer has been sent.
+///   4. Call `opened` when the node's link carries heartbeats, and `ended` when that incarnation has ended.
 class JoinTable {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -59,6 +60,10 @@ class JoinTable {
   void opened(int rank, Time now);
   void update_last_heard(int rank, Time when);
   void ended(int rank, std::size_t incarnation);
+  /// Returns whether no other link of this rank has joined since.
+  bool is_latest(int rank, std::size_t incarnation) const {
+    return slots_[static_cast<std::size_t>(rank)].incarnation == incarnation;
+  }
 
  private:
   struct JoinSlot {

@@ -202,7 +202,9 @@ Awaitable<> JoinTransport::ListenerState::answer(std::shared_ptr<ListenerState> 
   const JoinTable::Decision decision = shared->decide(peer);
   const error_code unsaid = co_await rendezvous::write_line(*peer.stream, answer_line(decision.answer));
   if (shared->stopped) co_return;
-  if (decision.answer.rank && !unsaid) {
+  const bool joined =
+      decision.answer.rank && shared->table.is_latest(*decision.answer.rank, decision.incarnation);
+  if (joined && !unsaid) {
     shared->take_slot(std::move(peer), decision);
   } else {
     if (decision.answer.rank) shared->table.ended(*decision.answer.rank, decision.incarnation);

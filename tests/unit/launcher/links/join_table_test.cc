@@ -123,7 +123,9 @@ TEST_CASE("only the links that affect an answer are checked") {
 TEST_CASE("the end of an earlier link does not free the rank of a later one") {
   Job job;
   const auto first = job.join(1, "gpu01");
+  CHECK(job.table.is_latest(1, first.incarnation));
   const auto second = job.join(1, "gpu01");
+  CHECK_FALSE(job.table.is_latest(1, first.incarnation));
   job.table.ended(1, first.incarnation);
   CHECK(job.join(1, "gpu02").answer.refusal == LinkRefusal::kTaken);
   job.table.ended(1, second.incarnation);
