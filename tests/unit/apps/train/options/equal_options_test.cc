@@ -216,16 +216,16 @@ TEST_CASE("a result below the known one is an error, where one is known") {
   large.mlp_width = 2560;
   large.mlp_depth = 3;
   large.lr.peak = 0.1;
-  CHECK(!judge_training(large, kFashion, 16, 74.9).known.has_value());
-  CHECK(judge_training(large, kFashion, 16, 75).known.has_value());
+  CHECK(!judge_training(large, kFashion, 64, 74.9).known.has_value());
+  CHECK(judge_training(large, kFashion, 64, 75).known.has_value());
 
   const auto unknown = [&](const TrainOptions& options, int world, auto checksums) {
     const TrainingVerdict verdict = judge_training(options, checksums, world, 10);
     CHECK(verdict.known.has_value());
     return verdict.text.substr(verdict.text.find(';'));
   };
-  CHECK(unknown(large, 17, kFashion) ==
-        "; no known result for more than 16 ranks; --model convnet has one for any number");
+  CHECK(unknown(large, 65, kFashion) ==
+        "; no known result for more than 64 ranks; --model convnet has one for any number");
   CHECK(unknown(usual, 1, std::array<std::uint32_t, 4>{1, 2, 3, 4}) ==
         "; no known result of images that are not Fashion-MNIST's");
   usual.lr.peak = 0.5;
