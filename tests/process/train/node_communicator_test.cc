@@ -65,8 +65,8 @@ GroupConfig node_config(const NodeMap& map) {
   config.rank = map.local_rank;
   config.names = map.ranks[map.node];
   config.world_size = static_cast<int>(config.names.size());
-  config.start_timeout = 20s;
-  config.step_timeout = 20s;
+  config.start_timeout = 200s;
+  config.step_timeout = 200s;
   return config;
 }
 
@@ -90,7 +90,7 @@ Result<Rank> join(const std::vector<int>& sizes, int rank, PeerDirectory& direct
     peers.world_size = static_cast<int>(sizes.size());
     peers.group = "lane" + std::to_string(result.map.local_rank);
     peers.names = lane;
-    peers.start_timeout = 20s;
+    peers.start_timeout = 200s;
     peers.step_timeout = config.step_timeout;
     peers.interrupt = config.interrupt;
     auto connected = connect_peers(peers, directory);
@@ -307,9 +307,9 @@ TEST_CASE("all ranks of all nodes name a rank whose process was killed, at once"
   if (child == 0) {
     std::uint16_t port = 0;
     if (::read(port_pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
-    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
+    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 200s);
     if (!client) ::_exit(1);
-    auto directory = StoreDirectory::open(std::move(*client), "job-1", 2, 3, 20s);
+    auto directory = StoreDirectory::open(std::move(*client), "job-1", 2, 3, 200s);
     if (!directory) ::_exit(1);
     auto rank = join(sizes, 3, **directory, {});
     std::vector<float> values(100'000, 1.0f);
@@ -325,8 +325,8 @@ TEST_CASE("all ranks of all nodes name a rank whose process was killed, at once"
   std::vector<std::thread> ranks;
   for (const int number : {0, 1, 2, 4}) {
     ranks.emplace_back([&, number] {
-      auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
-      auto directory = StoreDirectory::open(std::move(*client), "job-1", 2, number, 20s);
+      auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 200s);
+      auto directory = StoreDirectory::open(std::move(*client), "job-1", 2, number, 200s);
       auto rank = join(sizes, number, **directory, {});
       std::vector<float> values(100'000, 1.0f);
       while (rank) {
@@ -343,7 +343,7 @@ TEST_CASE("all ranks of all nodes name a rank whose process was killed, at once"
   const auto death = std::chrono::steady_clock::now();
   for (auto& thread : ranks)
     thread.join();
-  CHECK(std::chrono::steady_clock::now() - death < 15s);  // far below the step's deadline of 20 s
+  CHECK(std::chrono::steady_clock::now() - death < 100s);  // far below the step's deadline of 200 s
   ::close(port_pipe[0]);
   ::close(port_pipe[1]);
   CHECK(WIFSIGNALED(status));
@@ -472,7 +472,7 @@ TEST_CASE("the interrupt ends a wait in shared memory at once") {
       [&](GroupConfig& config) {
         if (config.rank == 0) config.interrupt = revoke[0];
       });
-  CHECK(std::chrono::steady_clock::now() - start < 15s);
+  CHECK(std::chrono::steady_clock::now() - start < 100s);
   CHECK(said == std::vector<std::string>{"rank 0 was revoked during barrier", ""});
   ::close(revoke[0]);
   ::close(revoke[1]);
@@ -504,7 +504,7 @@ TEST_CASE("unrelated connections to the node's socket are refused and do no harm
     });
   };
   std::thread zero = start(0);
-  const std::string name = *directory.find("node0/shm", 20s);
+  const std::string name = *directory.find("node0/shm", 200s);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::copy(name.begin(), name.end(), address.sun_path + 1);

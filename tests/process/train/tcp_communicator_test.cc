@@ -37,8 +37,8 @@ GroupConfig config_of(int rank, int world) {
   config.job_id = "test";
   config.rank = rank;
   config.world_size = world;
-  config.start_timeout = 20s;
-  config.step_timeout = 20s;
+  config.start_timeout = 200s;
+  config.step_timeout = 200s;
   return config;
 }
 
@@ -226,7 +226,7 @@ TEST_CASE("no rank leaves a barrier before all ranks have entered it") {
 namespace {
 
 std::unique_ptr<PeerDirectory> open_directory(rendezvous::TcpStoreClient client, int rank) {
-  auto directory = StoreDirectory::open(std::move(client), "job-1", 2, rank, 20s);
+  auto directory = StoreDirectory::open(std::move(client), "job-1", 2, rank, 200s);
   return directory ? std::move(*directory) : nullptr;
 }
 
@@ -236,7 +236,7 @@ TEST_CASE("a second training of the same workers sees no state of the first") {
   auto store = StoreHost::open(0);
   REQUIRE(store.has_value());
   const auto open = [&store](int rank) {
-    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", (*store)->port(), 20s);
+    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", (*store)->port(), 200s);
     REQUIRE(client.has_value());
     return open_directory(std::move(*client), rank);
   };
@@ -244,19 +244,19 @@ TEST_CASE("a second training of the same workers sees no state of the first") {
   REQUIRE(first0->share("address/0", "stale").has_value());
   const auto second0 = open(0);
   const auto first1 = open(1);  // still running, or late
-  CHECK(*first1->find("address/0", 20s) == "stale");
+  CHECK(*first1->find("address/0", 200s) == "stale");
   const auto second1 = open(1);
   CHECK(second1->find("address/0", 50ms).error().code == ErrorCode::kTimeout);
   REQUIRE(second0->share("address/0", "fresh").has_value());
-  CHECK(*second1->find("address/0", 20s) == "fresh");
-  CHECK(*first1->find("address/0", 20s) == "stale");
+  CHECK(*second1->find("address/0", 200s) == "fresh");
+  CHECK(*first1->find("address/0", 200s) == "stale");
 }
 
 TEST_CASE("ranks connect through a real store, and all name a killed rank at once") {
   int port_pipe[2];
   REQUIRE(::pipe(port_pipe) == 0);
   const auto config_in = [](int rank, std::uint16_t port, std::unique_ptr<PeerDirectory>& directory) {
-    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
+    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 200s);
     if (client) directory = open_directory(std::move(*client), rank);
     return config_of(rank, 4);
   };
@@ -302,7 +302,7 @@ TEST_CASE("ranks connect through a real store, and all name a killed rank at onc
   const auto death = std::chrono::steady_clock::now();
   for (auto& thread : ranks)
     thread.join();
-  CHECK(std::chrono::steady_clock::now() - death < 15s);  // far below the step's deadline of 20 s
+  CHECK(std::chrono::steady_clock::now() - death < 100s);  // far below the step's deadline of 200 s
   ::close(port_pipe[0]);
   ::close(port_pipe[1]);
 
@@ -321,7 +321,7 @@ namespace {
 /// Rank 2 of 4; the test holds its peers' ends of the connections. A barrier sends to rank 1 while it
 /// receives from rank 3; then it sends to and receives from rank 0.
 struct Bench {
-  explicit Bench(std::chrono::milliseconds timeout = 20s, int interrupt = -1) {
+  explicit Bench(std::chrono::milliseconds timeout = 200s, int interrupt = -1) {
     std::map<int, TcpPeer> peers;
     for (const int rank : {0, 1, 3}) {
       int pair[2];
@@ -456,14 +456,14 @@ TEST_CASE("a peer that has sent and received everything may leave before the ope
 TEST_CASE("the interrupt descriptor ends a wait at once") {
   int revoke[2];
   REQUIRE(::pipe(revoke) == 0);
-  Bench bench(20s, revoke[0]);
+  Bench bench(200s, revoke[0]);
   const auto start = std::chrono::steady_clock::now();
   std::thread revoker([&] { (void)!::write(revoke[1], "x", 1); });
   const Error error = error_of(bench.ranks->barrier());
   revoker.join();
   CHECK(error.code == ErrorCode::kCancelled);
   CHECK(error.text == "rank 2 was revoked during barrier");
-  CHECK(std::chrono::steady_clock::now() - start < 15s);
+  CHECK(std::chrono::steady_clock::now() - start < 100s);
   ::close(revoke[0]);
   ::close(revoke[1]);
 }
@@ -489,8 +489,8 @@ TEST_CASE("unrelated connections are refused and do no harm") {
   };
   // Ranks 0 and 1 are connected and wait for rank 2.
   std::thread zero = start(0), one = start(1);
-  const std::string address_text = *directory.find("address/0", 20s);
-  const auto deadline = std::chrono::steady_clock::now() + 20s;
+  const std::string address_text = *directory.find("address/0", 200s);
+  const auto deadline = std::chrono::steady_clock::now() + 200s;
   std::vector<UniqueFd> strays;
   for (const std::string& rubbish :
        {std::string("GET / HTTP/1.1\r\nHost: example.invalid\r\n\r\n"), std::string()}) {

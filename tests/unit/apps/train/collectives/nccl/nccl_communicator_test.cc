@@ -81,8 +81,8 @@ WorldConfig config_of(int rank, int world) {
   config.job_id = "test";
   config.rank = rank;
   config.world_size = world;
-  config.start_timeout = 20s;
-  config.step_timeout = 20s;
+  config.start_timeout = 200s;
+  config.step_timeout = 200s;
   return config;
 }
 
