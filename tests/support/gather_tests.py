@@ -26,6 +26,7 @@ NAMES_TESTS = {"DEPENDS"}
 NAMES_SHARED = {"FIXTURES_SETUP", "FIXTURES_REQUIRED", "FIXTURES_CLEANUP"}
 # Sanitized programs are two to fifteen times slower.
 SLOWER = {"release": 1, "asan-ubsan": 3, "tsan": 5}
+LEAST_TIMEOUT = 900  # seconds; it ends what hangs, and must not end what other tests, or another user of the machine, slow down
 
 
 def quoted(value):
@@ -89,7 +90,7 @@ def entry(preset, test, figures):
         sys.exit(f"gather_tests: {preset}: the program of test {test['name']} was not built")
     prefix = "" if preset == "release" else preset + "."
     properties["LABELS"] = labels + [p for p in [preset] if p != "release" and p not in labels]
-    properties["TIMEOUT"] = float(properties.get("TIMEOUT", 120)) * SLOWER[preset]
+    properties["TIMEOUT"] = max(float(properties.get("TIMEOUT", 120)) * SLOWER[preset], LEAST_TIMEOUT)
     properties["COST"] = cost(preset, properties)
     properties["PROCESSORS"] = slots(labels, properties)
     command = measured(figures, prefix + test["name"], wrapped(preset, test, labels))
