@@ -121,6 +121,8 @@ Result<RunChoice> choose_run(const TrainOptions& options, std::span<const RankAb
                       "use the CPUs with --device cpu");
   }
   if (choice.device == DeviceKind::kGpu && options.comm == CommKind::kAuto && ranks.size() > 1) {
+    if (const Obstacle gpus = gpu_obstacle(ranks); !gpus.text.empty())
+      return unusable(gpus, "use the CPUs with --device cpu");
     const Obstacle obstacle = nccl_obstacle(ranks);
     if (!obstacle.text.empty()) return unusable(obstacle, "use the slow --comm shm or tcp");
     choice.comm = CommKind::kNccl;

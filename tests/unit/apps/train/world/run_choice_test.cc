@@ -113,7 +113,7 @@ TEST_CASE("Ranks that have one and the same GPU do not use NCCL") {
   CHECK(choose_run(options_with(kAnyDevice, kOverNccl), ranks).error().text ==
         "--comm nccl: " + obstacle + "; start one rank per GPU, or use --share-gpu");
   check_refusal(options_with(kGpu), ranks,
-                obstacle + "; start one rank per GPU, or use the slow --comm shm or tcp");
+                obstacle + "; start one rank per GPU, or " + kCpuInstead);
   for (RankAbility& rank : ranks)
     rank.gpu = "";  // --share-gpu
   check_choice(options_with(kAnyDevice), ranks, {kGpu, kOverNccl, ""});
