@@ -566,12 +566,24 @@ const char* item_of(DeepTest test) {
   return test == DeepTest::kHealth ? "health" : "collectives";
 }
 
+/// The words of the command if they are this test's. Else the test's own, on the device that they ask for.
 std::vector<std::string> trainer_options(const WorkerCommand& command, DeepTest test, bool gpus) {
-  const std::string first = command.argv.empty() ? "" : command.argv.front();
-  if (command.kind == WorkerCommand::Kind::kTrain && (first == use_of(test) || first == "--" + use_of(test)))
-    return command.argv;
-  if (test == DeepTest::kHealth) return {"health"};
-  return {"bench", "allreduce", "-b", "64K", "-e", gpus ? "1G" : "16M", "-f", "4", "-n", "10", "-w", "2"};
+  const bool is_train = command.kind == WorkerCommand::Kind::kTrain;
+  const std::vector<std::string>& words = command.argv;
+  const std::string first = words.empty() ? "" : words.front();
+  if (is_train && (first == use_of(test) || first == "--" + use_of(test))) return words;
+  std::vector<std::string> device;
+  for (std::size_t i = 0; is_train && i < words.size(); ++i) {
+    if (words[i].starts_with("--device=")) device = {words[i]};
+    if (words[i] == "--device" && i + 1 < words.size()) device = {words[i], words[i + 1]};
+  }
+  gpus = gpus && (device.empty() || !device.back().ends_with("cpu"));
+  std::vector<std::string> options{"health"};
+  if (test != DeepTest::kHealth)
+    options = {"bench", "allreduce", "-b", "64K", "-e", gpus ? "1G" : "16M",
+               "-f",    "4",         "-n", "10",  "-w", "2"};
+  options.insert(options.end(), device.begin(), device.end());
+  return options;
 }
 
 /// The trainer's record in `output`; unset if no line holds one.
@@ -606,6 +618,7 @@ std::string advice_of(const std::string& item) {
       {"gemm", "exclude the host with --exclude; its processor, GPU or power is faulty"},
       {"gradient", "exclude the host with --exclude; its processor, GPU or memory is faulty"},
       {"memory", "exclude the host with --exclude, and have its memory tested"},
+      {"left out", "install cuBLAS (libcublasLt) there, or end what holds the GPU, and test again"},
       {"ecc", "have the GPU's memory tested"},
       {"xid", "find the Xid in NVIDIA's list, and read the kernel log of that host"},
       {"pair", "check cables, network card and MTU of both hosts"},
@@ -686,7 +699,8 @@ std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const D
                            {},
                            name + " gave no result and ended with exit code " +
                                std::to_string(run.exit_code) + (why.empty() ? "" : ": " + why),
-                           "run it directly on these hosts to see its full output"});
+                           "run it directly on these hosts to see its full output; the words train --device "
+                           "cpu test the CPUs instead"});
     return diagnostics;
   }
   for (const Json& fields : record->value("findings", Json::array())) {

@@ -1,6 +1,7 @@
 // Reports of the trainer's ranks → diagnostics of the check.
 #include "launcher/check/check_diagnosis.h"
 
+#include "base/text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -121,6 +122,15 @@ TEST_CASE("The job of a deep check has the hosts of the check, and no files of t
   const Words bench = deep_job(spec, two_nodes(), DeepTest::kCollectives, "/tmp/job", "9.5").command.argv;
   CHECK(bench.front() == "bench");
   CHECK((bench[bench.size() - 2] == "--min-busbw" && bench.back() == "9.5"));
+  // The device that other words of train ask for is that of each test.
+  for (const Words& words :
+       {Words{"--device", "cpu"}, Words{"health", "--device", "cpu"}, Words{"--epochs=1", "--device=cpu"}}) {
+    spec.command.argv = words;
+    const Words asked = deep_job(spec, two_nodes(), DeepTest::kCollectives, "/tmp/job", "").command.argv;
+    CHECK(join(asked, " ").find("-e 16M ") != std::string::npos);
+    CHECK((join(asked, " ") + " ").find(words.back().starts_with("--") ? "--device=cpu " : "--device cpu ") !=
+          std::string::npos);
+  }
 }
 
 TEST_CASE("Between GPUs a deep check sends messages up to 1 GiB") {
