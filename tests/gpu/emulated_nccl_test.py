@@ -104,8 +104,8 @@ class EmulatedNccl(unittest.TestCase):
         os.environ["FAKE_CUDA_GPUS"] = "1"
         for code, _, errors in run(2, *FEW, "--device", "gpu"):
             self.assertEqual(code, 1)
-            self.assertRegex(errors, r"^train: rank 1 on \S+: this process sees 1 GPU, none for local rank 1; install NCCL for every rank, or use "
-                                     r"the slow --comm shm or tcp\n$")
+            self.assertRegex(errors, r"^train: rank 1 on \S+: this process sees 1 GPU, none for local rank 1; give each rank a GPU that "
+                                     r"works, or use the CPUs with --device cpu\n$")
         for code, _, _ in run(2, *FEW, "--device", "gpu", "--comm", "tcp"):
             self.assertEqual(code, 0)
 
@@ -319,6 +319,23 @@ class Bench(unittest.TestCase):
             self.assertEqual((code, out), (1, ""))
             self.assertRegex(errors, r"^train: rank 2 on \S+: this process sees 2 GPUs, none for local rank 2, and rank 0 on \S+ sees 1 GPU; give each "
                                      r"rank a GPU that works, or use the CPUs with --device cpu\n$")
+        for more in ((), ("--device", "gpu"), ("--comm", "nccl")):
+            [(code, out, errors)] = self.bench("allreduce", *self.SIZES, *more, world=1)
+            self.assertEqual((code, out), (1, ""))
+            self.assertRegex(errors, "^train: one rank has no other GPU to send to: start one rank per GPU; ")
+        [(code, out, _)] = self.bench("allreduce", *self.SIZES, "--device", "cpu", world=1)
+        self.assertEqual((code, out.splitlines()[-1]), (0, "# tested: CPU only, one rank; 1 visible GPU not tested"))
+        results = self.bench("allreduce", *self.SIZES, *NCCL)  # three ranks share two GPUs
+        self.assertEqual(results[0][1].splitlines()[-1], "# tested: 2 × emulated GPU, NCCL 2.28.9")
+
+    def test_what_is_not_compared_is_not_right(self):
+        with tempfile.TemporaryDirectory() as folder:
+            results = self.bench("pairs", *NCCL, "-e", "1K", "-n", "1", "-c", "0", "--json", f"{folder}/pairs")
+            record = json.loads(pathlib.Path(folder, "pairs").read_text(encoding="utf-8"))
+        self.assertEqual([code for code, _, _ in results], [0] * 3)
+        self.assertEqual({row["wrong"] for row in record["pairs"] + record["groups"]}, {None})
+        results = self.bench("allreduce", *NCCL, *self.SIZES, "-c", "0")
+        self.assertIn("# Out of bounds values : N/A, nothing was compared", results[0][1].splitlines())
 
     def test_too_large_sizes_for_a_shared_gpu_are_refused_first(self):
         for code, out, errors in self.bench("allreduce", *NCCL, "-b", "27M", "-n", "1"):
@@ -544,7 +561,7 @@ class Health(unittest.TestCase):
         self.assertEqual(record["passed"], False)
         results, record = self.health("--comm", "shm")
         self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 2)
-        self.assertEqual(record["tested"], "tested: 2 × emulated GPU, shared memory")
+        self.assertTrue(record["tested"].startswith("tested: 2 × emulated GPU, shared memory"), record["tested"])
         del os.environ["FAKE_NCCL_SPOIL"]
         results, record = self.health()
         self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 2)

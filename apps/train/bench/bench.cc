@@ -337,6 +337,11 @@ int run_bench(int argc, const char* const* argv) {
   if (!problem.empty()) return refuse("train bench", {problem});
   auto world = join_world(*environment, choosing, {.remark = "# "});
   if (!world) return fail(world.error().text);
+  if (environment->world_size == 1 && world->choice.device == DeviceKind::kGpu)
+    return fail(
+        "one rank has no other GPU to send to: start one rank per GPU; train health tests one GPU, --device "
+        "cpu "
+        "measures this host's memory");
   Communicator& ranks = *world->communicator;
   if (auto equal = check_equal(ranks, equal_options(options)); !equal) return fail(equal.error().text);
   if (const std::string only = only_over_nccl(options); !only.empty() && world->backend != "nccl")
@@ -359,6 +364,7 @@ int run_bench(int argc, const char* const* argv) {
   report.backend = world->backend;
   report.type = type_text(options.type);
   report.out_of_place = options.out_of_place;
+  report.compared = options.check != 0;
   report.min_busbw = options.min_busbw;
   if (auto done = measure_all(options, *environment, *world, report); !done) return fail(done.error().text);
   // Is also a barrier: the other ranks wait here until rank 0 has printed its table.

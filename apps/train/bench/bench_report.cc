@@ -129,7 +129,7 @@ OrderedJson rows_json(const BenchReport& report) {
 
 }  // namespace
 
-nlohmann::ordered_json pairs_json(const std::vector<PairResult>& all, std::size_t bytes) {
+nlohmann::ordered_json pairs_json(const std::vector<PairResult>& all, std::size_t bytes, bool compared) {
   OrderedJson pairs = OrderedJson::array();
   const auto slow = outliers(all);
   for (const PairResult& pair : all) {
@@ -141,7 +141,7 @@ nlohmann::ordered_json pairs_json(const std::vector<PairResult>& all, std::size_
                      {"same_rail", pair.same_rail},
                      {"at_once", pair.at_once},
                      {"failed", pair.failed},
-                     {"wrong", pair.wrong},
+                     {"wrong", compared ? OrderedJson(pair.wrong) : OrderedJson()},
                      {"bytes", bytes},
                      {"latency_us", rounded(pair.latency_us, 3)},
                      {"bandwidth_gbps", rounded(pair.bandwidth, 4)},
@@ -150,7 +150,7 @@ nlohmann::ordered_json pairs_json(const std::vector<PairResult>& all, std::size_
   return pairs;
 }
 
-nlohmann::ordered_json groups_json(const std::vector<GroupResult>& groups) {
+nlohmann::ordered_json groups_json(const std::vector<GroupResult>& groups, bool compared) {
   OrderedJson list = OrderedJson::array();
   const auto slow = slow_groups(groups);
   for (const GroupResult& group : groups) {
@@ -161,7 +161,7 @@ nlohmann::ordered_json groups_json(const std::vector<GroupResult>& groups) {
                     {"number", group.number},
                     {"ranks", group.ranks},
                     {"busbw_gbps", rounded(group.bandwidth, 4)},
-                    {"wrong", group.wrong},
+                    {"wrong", compared ? OrderedJson(group.wrong) : OrderedJson()},
                     {"wrong_ranks", group.witnesses},
                     {"late_rank", group.late < 0 ? OrderedJson() : OrderedJson(group.late)},
                     {"outlier", outlier}});
@@ -342,8 +342,10 @@ std::string table_foot(const BenchReport& report) {
     wrong += std::max<std::int64_t>(row.wrong, 0);
   }
   const double mean = report.rows.empty() ? 0 : sum / static_cast<double>(report.rows.size());
-  std::string text = format_text("# Out of bounds values : %" PRId64 " %s\n# Avg bus bandwidth    : %g\n",
-                                 wrong, wrong == 0 ? "OK" : "FAILED", mean);
+  std::string text = report.compared ? format_text("# Out of bounds values : %" PRId64 " %s\n", wrong,
+                                                   wrong == 0 ? "OK" : "FAILED")
+                                     : "# Out of bounds values : N/A, nothing was compared\n";
+  text += format_text("# Avg bus bandwidth    : %g\n", mean);
   if (report.world > 1 && !report.rows.empty()) {
     const BenchRow& last = report.rows.back();
     text += format_text("# slowest at %zu bytes: rank %d, %.2f us, %.0f %% over the mean\n", last.bytes,
@@ -559,18 +561,18 @@ std::string report_json(const BenchReport& report) {
   const bool pairs = !report.pairs.empty();
   const std::string fault = verdict(report);
   OrderedJson record = begin_record(pairs ? "pairs" : "bench", 0, report.world);
-  record.update(
-      {{"version", version()},
-       {"operation", operation_name(report.operation)},
-       {"nodes", report.nodes},
-       {"backend", report.backend},
-       {"buffers", report.buffers.empty() ? OrderedJson() : OrderedJson(report.buffers)},
-       {pairs ? "pairs" : "rows", pairs ? pairs_json(report.pairs, report.pair_bytes) : rows_json(report)},
-       {"min_busbw_gbps", report.min_busbw},
-       {"tested", report.tested},
-       {"passed", fault.empty()},
-       {"fault", fault}});
-  if (pairs) record["groups"] = groups_json(report.groups);
+  record.update({{"version", version()},
+                 {"operation", operation_name(report.operation)},
+                 {"nodes", report.nodes},
+                 {"backend", report.backend},
+                 {"buffers", report.buffers.empty() ? OrderedJson() : OrderedJson(report.buffers)},
+                 {pairs ? "pairs" : "rows",
+                  pairs ? pairs_json(report.pairs, report.pair_bytes, report.compared) : rows_json(report)},
+                 {"min_busbw_gbps", report.min_busbw},
+                 {"tested", report.tested},
+                 {"passed", fault.empty()},
+                 {"fault", fault}});
+  if (pairs) record["groups"] = groups_json(report.groups, report.compared);
   return record_line(record);
 }
 

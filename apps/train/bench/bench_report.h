@@ -56,7 +56,7 @@ struct PairResult {
   bool same_node = false;
   double latency_us = 0;    ///< p50 of exchanging 8 bytes
   double bandwidth = 0;     ///< GB/s in each direction
-  std::uint64_t wrong = 0;  ///< bytes, of both ranks
+  std::uint64_t wrong = 0;  ///< bytes, of both ranks; 0 also where nothing was compared
   bool failed = false;      ///< the ranks could not connect, or lost the connection
   bool same_rail = false;   ///< GPUs of different nodes with the same local rank
   int at_once = 1;          ///< pairs of the round at its nodes, which may share links
@@ -85,6 +85,7 @@ struct BenchReport {
   std::vector<PairResult> pairs;
   std::vector<GroupResult> groups;  ///< of GPUs, with the pairs
   std::size_t pair_bytes = 0;
+  bool compared = true;  ///< -c 0: no result was compared with what it must be
   double min_busbw = 0;  ///< 0: no limit
   std::string tested;    ///< tested_line()
 };
@@ -145,8 +146,8 @@ std::string pairs_text(const BenchReport& report);
 std::vector<PairResult> outliers(const std::vector<PairResult>& pairs);
 
 /// Parts of a record. `bytes`: of the pairs' messages.
-nlohmann::ordered_json pairs_json(const std::vector<PairResult>& all, std::size_t bytes);
-nlohmann::ordered_json groups_json(const std::vector<GroupResult>& groups);
+nlohmann::ordered_json pairs_json(const std::vector<PairResult>& all, std::size_t bytes, bool compared);
+nlohmann::ordered_json groups_json(const std::vector<GroupResult>& groups, bool compared);
 /// Returns why the run fails; empty: it passed.
 std::string verdict(const BenchReport& report);
 /// Returns a record on one line; docs/users/train.md has the schema.

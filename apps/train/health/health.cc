@@ -252,8 +252,8 @@ std::string health_json(const HealthReport& report, const std::vector<HealthDiag
                  {"nodes", report.nodes},
                  {"backend", report.backend},
                  {"ranks", ranks},
-                 {"pairs", pairs_json(report.pairs, kPairBytes)},
-                 {"groups", groups_json(report.groups)},
+                 {"pairs", pairs_json(report.pairs, kPairBytes, true)},
+                 {"groups", groups_json(report.groups, true)},
                  {"findings", faults},
                  {"tested", report.tested},
                  {"passed", failure_lines(report, diagnostics).empty()}});
