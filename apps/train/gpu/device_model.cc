@@ -1,6 +1,7 @@
 #include "apps/train/gpu/device_model.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #ifdef DDP_HAVE_CUDA
@@ -10,6 +11,7 @@
 #include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
 #include "apps/train/kernels/gpu/body.h"
+#include "base/program.h"
 #include "base/text.h"
 #endif
 
@@ -131,11 +133,25 @@ int gpu_of(int local_rank) {
   return gpus ? local_rank % *gpus : -1;
 }
 
-std::string gpu_model(int local_rank) {
+namespace {
+
+std::optional<cudaDeviceProp> properties_of(int local_rank) {
   cudaDeviceProp properties{};
   const int gpu = gpu_of(local_rank);
-  return gpu >= 0 && cudaGetDeviceProperties(&properties, gpu) == cudaSuccess ? properties.name
-                                                                              : "unknown GPU";
+  if (gpu < 0 || cudaGetDeviceProperties(&properties, gpu) != cudaSuccess) return std::nullopt;
+  return properties;
+}
+
+}  // namespace
+
+std::string gpu_model(int local_rank) {
+  const auto properties = properties_of(local_rank);
+  return properties ? properties->name : "unknown GPU";
+}
+
+std::string gpu_key(int local_rank) {
+  const auto properties = properties_of(local_rank);
+  return properties ? gpu_identity(*properties) : concat(host_name(), " ", local_rank);
 }
 
 template <class T>
@@ -249,6 +265,10 @@ int gpu_of(int) {
 
 std::string gpu_model(int) {
   return "unknown GPU";
+}
+
+std::string gpu_key(int) {
+  return "";
 }
 
 template <class T>

@@ -225,6 +225,8 @@ Result<std::string> own_gpu(int local_rank);
 int gpu_of(int local_rank);
 /// Returns what kind of GPU that is: "NVIDIA H100 80GB HBM3"; "unknown GPU" if CUDA cannot say.
 std::string gpu_model(int local_rank);
+/// Returns what tells that GPU from all others, also those of other machines.
+std::string gpu_key(int local_rank);
 
 /// The GPU kernels count parameters in int.
 inline constexpr std::size_t kMostGpuParameters = 2'000'000'000;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string_view>
 
 #include "apps/train/collectives/cpu/node_communicator.h"
@@ -459,39 +460,52 @@ Result<std::string> tested_line(const WorkerEnvironment& environment, Communicat
       {"shm", "shared memory"}, {"tcp", "TCP"}, {"shm+tcp", "shared memory and TCP"}, {"none", "one rank"}};
   const auto name = names.find(transport);
   std::vector<std::string> mine = name != names.end() ? std::vector{name->second} : nccl_links();
-  mine.insert(mine.begin(), device == DeviceKind::kGpu ? gpu_model(environment.local_rank) : "");
+  const bool on_gpu = device == DeviceKind::kGpu || transport == "nccl";
+  mine.insert(mine.begin(),
+              {on_gpu ? gpu_model(environment.local_rank) : "", gpu_key(environment.local_rank)});
   const std::string text = join(mine, "\n");
-  // The first rank of a node reports what the node has.
-  const std::uint64_t sizes[] = {environment.local_rank == 0 ? count_visible() : 0, text.size()};
+  const std::uint64_t sizes[] = {environment.local_rank == 0 ? 1U : 0U, count_visible(), text.size()};
   const auto all_sizes = DDP_TRY(world.all_gather(sizes));
   std::size_t longest = 0;
-  for (std::size_t at = 1; at < all_sizes.size(); at += std::size(sizes))
+  for (std::size_t at = 2; at < all_sizes.size(); at += std::size(sizes))
     longest = std::max<std::size_t>(longest, all_sizes[at]);
   std::vector<std::uint64_t> words(longest / sizeof(std::uint64_t) + 1);  // ends in a zero byte
   text.copy(reinterpret_cast<char*>(words.data()), text.size());
   const auto all = DDP_TRY(world.all_gather(words));
 
-  std::map<std::string, int> devices;
-  std::vector<std::string> links;  // the first is the library or the host's transport
-  std::uint64_t visible = 0, used = 0;
+  std::map<std::string, std::set<std::string>> devices;  // ranks may share one
+  std::vector<std::string> links;                        // the first is the library or the host's transport
+  std::size_t untested = 0, visible = 0;
+  std::set<std::string> used;
+  // Of a node. Ranks with masks of their own see one GPU each, so those in use are visible, too.
+  const auto end_node = [&] {
+    untested += std::max(visible, used.size()) - used.size();
+    visible = 0;
+    used.clear();
+  };
   for (std::size_t rank = 0; rank < all.size() / words.size(); ++rank) {
-    visible += all_sizes[rank * std::size(sizes)];
+    const std::uint64_t* counts = &all_sizes[rank * std::size(sizes)];
+    if (counts[0] != 0) end_node();
+    visible = std::max<std::size_t>(visible, counts[1]);
     std::string_view rest(reinterpret_cast<const char*>(all.data() + rank * words.size()));
-    if (const std::string model = take_line(rest); !model.empty()) {
-      ++devices[model];
-      ++used;
+    const std::string model = take_line(rest), key = take_line(rest);
+    if (!model.empty()) {
+      devices[model].insert(key);
+      used.insert(key);
     }
     while (!rest.empty())
       if (std::string link = take_line(rest); std::ranges::find(links, link) == links.end())
         links.push_back(std::move(link));
   }
+  end_node();
   std::vector<std::string> parts;
-  for (const auto& [model, count] : devices)
-    parts.push_back(concat(count, " × ", model));
+  for (const auto& [model, keys] : devices)
+    parts.push_back(concat(keys.size(), " × ", model));
   std::string line = "tested: " + (parts.empty() ? "CPU only" : join(parts, ", ")) + ", " + links.front();
+  if (on_gpu && device == DeviceKind::kCpu) line.insert(std::size("tested: ") - 1, "CPUs, and for the sums ");
   links.erase(links.begin());
   if (!links.empty()) line += " over " + join(links, " and ");
-  return visible <= used ? line : line + "; " + counted(visible - used, "visible GPU") + " not tested";
+  return untested == 0 ? line : line + "; " + counted(untested, "visible GPU") + " not tested";
 }
 
 }  // namespace ddp::train
