@@ -68,6 +68,15 @@ class FakeCublasLt(unittest.TestCase):
             [rank] = record["ranks"]
             self.assertEqual((rank["bf16_gflops"] > 0, rank["fp8_gflops"] > 0), (bf16, fp8))
 
+    def test_what_no_library_multiplies_is_said_to_be_untested(self):
+        done, record = run(DDPLAUNCH_CUBLASLT_LIBRARY="/nonexistent.so")
+        self.assertEqual(done.returncode, 0, done)
+        [finding] = [one for one in record["findings"] if one["item"] == "left out"]
+        self.assertEqual((finding["level"], finding["text"][:30]), ("warning", "not tested: the tensor cores: "))
+        self.assertIn("; 1 rank with less than all tests (see the warnings)", record["tested"])
+        done, record = run(DDPLAUNCH_CUBLASLT_LIBRARY="/nonexistent.so", FAKE_CUDA_CAPABILITY="7")  # has none for bf16
+        self.assertEqual([one for one in record["findings"] if one["item"] == "left out"], [])
+
     def test_its_wrong_product_is_found(self):
         done, record = run(DDPLAUNCH_CUBLASLT_LIBRARY=FAKE_CUBLAS_LT, FAKE_CUBLAS_LT_SPOIL="2")
         self.assertEqual(done.returncode, 1, done)

@@ -184,7 +184,11 @@ std::string whose(const HealthReport& report, int rank) {
 }
 
 OrderedJson rank_json(const HealthFigures& f, std::size_t rank) {
-  OrderedJson json{{"rank", rank}, {"host", f.host}, {"device", f.device}, {"trouble", f.trouble}};
+  OrderedJson json{{"rank", rank},
+                   {"host", f.host},
+                   {"device", f.device},
+                   {"trouble", f.trouble},
+                   {"left_out", f.left_out}};
   if (f.gpu) json["products_by"] = f.products_by;
   for (const HealthCount& count : kHealthCounts)
     if (*count.key != '\0' && (f.gpu || !count.of_gpu)) json[count.key] = f.*count.field;
@@ -481,6 +485,11 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   DDP_TRY(gather_figures(all, mine, report));
   report.tested =
       DDP_TRY(tested_line(environment, all, world.choice.device, over_nccl ? "nccl" : world.backend));
+  const auto short_of = std::ranges::count_if(
+      report.ranks, [](const HealthFigures& figures) { return !figures.left_out.empty(); });
+  if (short_of > 0)
+    report.tested += "; " + counted(static_cast<std::size_t>(short_of), "rank") +
+                     " with less than all tests (see the warnings)";
   return {};
 }
 

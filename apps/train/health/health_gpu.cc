@@ -248,8 +248,9 @@ class GpuMemory {
 };
 
 /// Returns the free memory of this thread's GPU, minus 2 % or at least 64 MiB that other processes may need.
-Result<std::size_t> testable_gpu_memory() {
-  std::size_t free = 0, total = 0;
+/// `total` is set to all of it.
+Result<std::size_t> testable_gpu_memory(std::size_t& total) {
+  std::size_t free = 0;
   DDP_TRY(DDP_CUDA_CHECK(cudaMemGetInfo, &free, &total));
   return free - std::min(free, std::max(free / 50, kLeftFree));
 }
@@ -323,7 +324,11 @@ class Gpu final : public HealthDevice {
   }
   Result<std::size_t> testable_memory() override {
     DDP_TRY(DDP_CUDA_CHECK(cudaSetDevice, number_));
-    return testable_gpu_memory();
+    std::size_t total = 0;
+    const auto bytes = DDP_TRY(testable_gpu_memory(total));
+    if (bytes == 0 || bytes + kLeftFree < total / 2)
+      memory_left_out_ = concat("the memory: ", bytes >> 20, " of ", total >> 20, " MiB are free");
+    return bytes;
   }
   void begin(HealthFigures& figures) override {
     figures.gpu = true;
@@ -341,6 +346,9 @@ class Gpu final : public HealthDevice {
     const auto library = open_matrix_products();
     figures.products_by = library ? (*library)->name() : "own kernels (" + library.error().text + ")";
     if (gemms_.empty()) choose_products(library.has_value());
+    const int capability = 10 * properties_.major + properties_.minor;
+    if (!library && capability >= kBf16Capability)
+      figures.left_out = "the tensor cores: " + library.error().text;
     HealthTask part = task;
     part.time /= static_cast<int>(gemms_.size());
     for (auto gemm = gemms_.begin(); gemm != gemms_.end();) {
@@ -352,9 +360,10 @@ class Gpu final : public HealthDevice {
       if (!begun && is_float) return begun;
       // The library may lack a product of this kind, or the GPU room for it.
       if (!begun) {
-        figures.products_by += std::string(", no ") +
-                               (gemm->number() == HealthNumber::kFp8 ? "fp8" : "bf16") + ": " +
-                               begun.error().text;
+        const std::string what =
+            std::string(gemm->number() == HealthNumber::kFp8 ? "fp8" : "bf16") + ": " + begun.error().text;
+        figures.products_by += ", no " + what;
+        figures.left_out += (figures.left_out.empty() ? "" : "; ") + what;
         gemm = gemms_.erase(gemm);
         continue;
       }
@@ -368,6 +377,8 @@ class Gpu final : public HealthDevice {
 
   Result<> remember(const HealthTask& task, HealthFigures& figures) override {
     if (!begun_) return begun_;
+    if (task.memory == 0 && !memory_left_out_.empty())
+      figures.left_out += (figures.left_out.empty() ? "" : "; ") + memory_left_out_;
     DDP_TRY(measure_bus(stream_.get(), task.share, figures));
     return test_gpu_memory(stream_.get(), task, figures, [this] { nvml_.sample(); });
   }
@@ -403,6 +414,7 @@ class Gpu final : public HealthDevice {
   Result<> begun_;  ///< outcome of begin() on the tests' thread
   cudaDeviceProp properties_{};
   CudaStream stream_;
+  std::string memory_left_out_;  ///< set by testable_memory(), before any rank has taken its share
   NvmlMonitor nvml_;
   std::list<HealthGemm> gemms_;  ///< the products of each kind
 };

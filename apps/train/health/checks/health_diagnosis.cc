@@ -121,6 +121,7 @@ class HealthEvaluator {
 
   void diagnose_rank(int rank, const HealthFigures& f) {
     if (!f.trouble.empty()) add(true, rank, "device", f.trouble);
+    if (!f.left_out.empty()) add(false, rank, "left out", "not tested: " + f.left_out);
     if (f.wrong_products > 0 || f.other_products > 0) {
       add(true, rank, "gemm",
           counted(f.products, "equal matrix product") + ": " + std::to_string(f.wrong_products) + " wrong, " +
@@ -331,6 +332,7 @@ std::vector<std::uint64_t> pack_figures(const HealthFigures& figures) {
   put_text(words, figures.host, kNameFields);
   put_text(words, figures.device, kNameFields);
   put_text(words, figures.trouble, kTroubleFields);
+  put_text(words, figures.left_out, kTroubleFields);
   put_text(words, figures.products_by, kLibraryFields);
   return words;
 }
@@ -345,6 +347,7 @@ HealthFigures unpack_figures(const std::uint64_t* words) {
   figures.host = take_text(words, kNameFields);
   figures.device = take_text(words, kNameFields);
   figures.trouble = take_text(words, kTroubleFields);
+  figures.left_out = take_text(words, kTroubleFields);
   figures.products_by = take_text(words, kLibraryFields);
   return figures;
 }
@@ -365,6 +368,7 @@ void HealthFigures::add(const HealthFigures& round) {
   host = round.host.empty() ? host : round.host;
   device = round.device;
   if (trouble.empty()) trouble = round.trouble;
+  if (left_out.empty()) left_out = round.left_out;
   if (!round.products_by.empty()) products_by = round.products_by;
   gpu = gpu || round.gpu;
   const std::uint64_t bits = wrong_bits | round.wrong_bits,

@@ -14,9 +14,10 @@ namespace ddp::train {
 /// Results of one rank's tests of its own device. Unknown numbers are 0.
 struct HealthFigures {
   std::string host;
-  std::string device;   ///< "CPU", "GPU 0 (NVIDIA H100)"
-  std::string trouble;  ///< why a test could not run; empty: all ran
-  bool gpu = false;     ///< the fields of a GPU below are valid
+  std::string device;         ///< "CPU", "GPU 0 (NVIDIA H100)"
+  std::string trouble;        ///< why a test could not run; empty: all ran
+  std::string left_out = {};  ///< what was not tested though the others passed, and why
+  bool gpu = false;           ///< the fields of a GPU below are valid
   std::uint64_t threads = 1;
   // Matrix products
   std::uint64_t products = 0;
@@ -122,7 +123,7 @@ inline constexpr HealthSpeed kHealthSpeeds[] = {
 /// Packs the figures into kHealthFields numbers for all_gather(); texts are cut.
 std::vector<std::uint64_t> pack_figures(const HealthFigures& figures);
 HealthFigures unpack_figures(const std::uint64_t* words);
-inline constexpr std::size_t kHealthFields = 100;
+inline constexpr std::size_t kHealthFields = 124;
 
 /// What a rank's equal steps show.
 struct StepVerdict {
