@@ -393,6 +393,19 @@ class Scaler:
         return {}
 
 
+class Seen:
+    """A counter of batches."""
+
+    def __init__(self):
+        self.count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
 class ElasticUnits(unittest.TestCase):
     """Tests of single classes in this process, without collectives."""
 
@@ -551,13 +564,51 @@ class ElasticUnits(unittest.TestCase):
         scaler, scheduler = Scaler(), torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.world().step(5)  # from a checkpoint
         world = self.sync(self.model, self.optimizer, scheduler, scaler)[0]
-        scaler._scale = torch.ones(1)
+        scaler._scale = torch.ones(1).mul_(0.5)
         world.step(6)
         self.make_step()
         world.step(7)
         scheduler.step()
         world.step(8)
         self.assertEqual(self.progress.settle(), 8, self.err.getvalue())
+
+    def test_batches_without_a_step_belong_to_the_next_step(self):
+        """A scaler makes its scale in the first batch, and another object changes in each."""
+        scaler, seen = Scaler(), Seen()
+        world = self.sync(self.model, self.optimizer, scaler, seen)[0]
+        for _ in world.epochs(1):
+            for number in world.batches(range(6)):
+                seen.count += 1
+                self.assertEqual((world.completed, self.progress.position.used), ((0, 0), (1, 4), (2, 8))[number // 2])
+                scaler._scale = torch.ones(1) if scaler._scale is None else scaler._scale
+                if number == 3:
+                    scaler._scale.mul_(0.5)  # it skips the step
+                elif number % 2:
+                    self.make_step()
+        self.assertEqual((self.progress.settle(), self.err.getvalue()), (3, ""))
+
+    def test_a_batch_that_ends_with_a_break_behind_the_optimizer(self):
+        world = self.sync(self.model, self.optimizer)[0]
+        for _ in world.epochs(2):
+            for _ in world.batches([1, 2]):
+                self.make_step()
+                break
+        self.assertEqual((self.progress.settle(), self.progress.position.epoch), (2, 2))
+
+    def test_a_loss_in_the_first_step(self):
+        """No state is handed on, but the process goes on with its own."""
+        self.sync(self.model, self.optimizer)
+        self.model.eval()
+        self.model[1].running_mean += 1
+        self.assertIsNone(self.progress.settle())
+        self.assertEqual((self.model.training, self.model[1].running_mean.tolist(), self.progress.is_used), (True, [0, 0], False))
+
+    def test_a_loss_in_the_first_step_after_a_scheduler(self):
+        self.progress = elastic._Progress(False)
+        scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.sync(self.model, self.optimizer, scheduler)
+        scheduler.step()
+        self.assertEqual((self.progress.settle(), self.progress.is_used), (None, True))
 
     def test_world_step_with_the_number_of_the_step(self):
         for first in (0, 3):

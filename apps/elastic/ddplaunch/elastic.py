@@ -310,14 +310,15 @@ class _Progress:
 
     def _marks(self) -> List[Any]:
         """Returns the marks of schedulers, scalers and similar objects; optimizers have a hook."""
-        def state(holder: Any) -> Any:
-            return scale_of(holder) if is_scaler(holder) else holder.state_dict()
-        return [_mark(state(holder)) for holder in self.registered
-                if not isinstance(holder, (torch.nn.Module, torch.optim.Optimizer))]
+        def mark(holder: Any) -> Any:
+            if is_scaler(holder):  # it makes its scale when it is first used, and only update() writes it
+                scale = scale_of(holder)
+                return (True, 0 if scale is None else _mark(scale))
+            return (False, _mark(holder.state_dict()))
+        return [mark(holder) for holder in self.registered if not isinstance(holder, (torch.nn.Module, torch.optim.Optimizer))]
 
     def _have_changed(self) -> bool:
-        # A GradScaler makes its scale when it is first used.
-        return (any(old is not None and old != new for old, new in zip(self.marks, self._marks()))
+        return (any(old != new for old, new in zip(self.marks, self._marks()))
                 or any(version_of(p) != version for p, version in self.others))
 
     def before_optimizer(self) -> None:
@@ -329,13 +330,18 @@ class _Progress:
             torch.cuda.synchronize()
         if self.world.revoked is not None:
             raise Revoked(self.world.revoked)
+        if not self.world._is_looping:
+            self.check_unchanged()
+        self.stepped = self.is_used = True
+
+    def check_unchanged(self) -> None:
+        """Excludes the state from use if a registered object has changed since the last counted step, outside of a step."""
         if self.misuse is None and self._have_changed():
             why = ("a scheduler, scaler or another object of world.sync() changed after world.step(), which must be the last "
                    "call of a step")
             if self.is_recovered:
                 raise RuntimeError(f"{why}: the change may be missing in the state that other ranks received")
             self._refuse(why)
-        self.stepped = self.is_used = True
 
     def _refuse(self, why: str) -> None:
         """Excludes the state from use after a loss, from this call on."""
@@ -369,8 +375,8 @@ class _Progress:
         return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in self._registered(torch.optim.Optimizer)]
 
     def has_moved(self) -> bool:
-        """Returns whether an optimizer, a scheduler or a scaler has stepped since the last counted step."""
-        return self.stepped or self.marks != self._marks()
+        """Returns whether an optimizer has stepped since the last counted step, or a scaler has skipped its step."""
+        return self.stepped or any(is_scaler and old != new for (is_scaler, old), (_, new) in zip(self.marks, self._marks()))
 
     def end_epoch(self) -> None:
         """Takes what followed the epoch's last step (validation, a scheduler) as part of that step's state."""
@@ -408,11 +414,12 @@ class _Progress:
         if self.completed is not None and why is not None:
             _warn(f"the state after step {self.completed} is not used: {why}")
             self.completed = None
-        for part, mode in self.modes if self.completed is not None else ():  # a validation may have been interrupted
+        self.is_used = self.is_used or self._have_changed()  # in the first step, which nothing can take back
+        for part, mode in self.modes:  # a validation may have been interrupted
             part.training = mode
-        for p, is_trained in self.trained if self.completed is not None else ():  # a step of a GAN freezes a model for a while
+        for p, is_trained in self.trained:  # a step of a GAN freezes a model for a while
             p.requires_grad_(is_trained)
-        for part, name, buffer, copy in self.buffers if self.completed is not None else ():
+        for part, name, buffer, copy in self.buffers:
             setattr(part, name, buffer)
             if not torch.equal(buffer, copy):
                 buffer.copy_(copy)
@@ -544,6 +551,7 @@ class World:
         self.source: Optional[int] = order.get("from")  # rank that holds the state; None: no rank does, a fresh start
         self._link, self._order, self._progress, self._device = link, order, progress, device
         self._is_ready = self._is_synced = self._is_in_epoch = False
+        self._is_looping = False  # steps() or epochs() ends the steps, so the whole body of the loop is the step
         self._is_checked = True  # objects may have been split since world.sync()
         self.loss: Any = None  # of the step that runs; set it for `ddplaunch status` and the dashboard
         self.batch = 0  # number of the batch from batches() in its epoch
@@ -595,6 +603,7 @@ class World:
 
     def steps(self, count: int) -> Iterator[int]:
         """Yields the numbers of the steps that remain of `count`, and calls step() after each."""
+        self._begin_loop()
         self._progress.seed()  # what precedes the loop may draw numbers
         while self.completed < count:
             yield self.completed
@@ -603,9 +612,12 @@ class World:
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the numbers of the epochs that remain of `count`, the interrupted one first. What follows the last step of an
         epoch belongs to that step: a validation, and then a scheduler that needs its result."""
+        self._begin_loop()
         while self._progress.position.epoch < count:
             self._is_in_epoch = False
             yield self._progress.position.epoch
+            if self._progress.has_moved():  # the script left the batches behind optimizer.step()
+                self._end_step()
             self._progress.end_epoch()
             if self.revoked is not None:
                 raise Revoked(self.revoked)
@@ -626,6 +638,11 @@ class World:
             yield batch
             if self._progress.has_moved():
                 self._end_step(lambda: position.advance(loader, number, self.world_size))
+
+    def _begin_loop(self) -> None:
+        if self.completed:  # what precedes the first step runs in that step's place again
+            self._progress.check_unchanged()
+        self._is_looping = True
 
     def _end_step(self, advance: Callable[[], None] = lambda: None) -> None:
         loss, self.loss = self.loss, None
