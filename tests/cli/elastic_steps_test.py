@@ -718,6 +718,47 @@ class ElasticUnits(unittest.TestCase):
             self.receive(self.sync(*holders, source=0)[1], *holders, progress=progress)
         self.assertEqual((progress.completed, progress.settle(), progress.is_used), (None, None, True))
 
+    def test_a_module_that_was_forgotten(self):
+        head = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD([*self.model.parameters(), *head.parameters()], lr=0.1)
+        with self.assertRaisesRegex(elastic.ScriptError, r"got a SGD with a parameter of shape \[1, 2\] that no registered module has"):
+            self.sync(self.model, optimizer)
+        weights = types.SimpleNamespace(state_dict=lambda: {"head": [p.detach() for p in head.parameters()]}, load_state_dict=dict)
+        self.sync(self.model, optimizer, weights)
+
+    def test_sync_twice_in_an_attempt(self):
+        world = self.sync(self.model, self.optimizer)[0]
+        with self.assertRaisesRegex(elastic.ScriptError, r"world\.sync\(\) was called twice in an attempt"):
+            world.sync(self.optimizer)
+
+    def test_optimizer_state_of_another_type_than_its_parameter(self):
+        """Master copies in float32, of which load_state_dict() keeps the bits of the parameter."""
+        def make():
+            model = torch.nn.Linear(2, 1).bfloat16()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer.state[model.weight] = {"master": torch.rand(1, 2), "parts": [torch.rand(2)], "step": torch.tensor(3.0)}
+            return model, optimizer
+        ours, theirs = make(), make()
+        self.world().step(4)
+        self.receive(self.sync(*ours, source=0)[1], *theirs, progress=elastic._Progress(False))
+        mine, other = ours[1].state[ours[0].weight], theirs[1].state[theirs[0].weight]
+        for old, new in zip((mine["master"], *mine["parts"], mine["step"]), (other["master"], *other["parts"], other["step"])):
+            self.assertEqual((new.dtype, new.tolist()), (old.dtype, old.tolist()))
+
+    def test_settings_with_which_no_group_is_connected_again(self):
+        found = unittest.mock.patch.object(_torch, "find", lambda owner, name: types.SimpleNamespace(pg_map={}))
+        for name, value, wanted in (("TORCH_DISTRIBUTED_DEBUG", "DETAIL", False), ("TORCH_DISTRIBUTED_DEBUG", "INFO", True),
+                                    ("TORCH_GLOO_LAZY_INIT", "1", False), ("TORCH_DIST_INIT_BARRIER", "1", False)):
+            with found, unittest.mock.patch.dict(os.environ, {name: value}):
+                self.assertEqual(_torch.can_connect_again(), wanted, name)
+
+    def test_a_second_call_by_hand(self):
+        with unittest.mock.patch.dict(os.environ), unittest.mock.patch.object(elastic._Rejoin, "alone", False):
+            for name in ("RANK", "MASTER_ADDR", "DDPLAUNCH_CONTROL"):
+                os.environ.pop(name, None)
+            train = elastic.rejoin(lambda world, state: world.world_size, backend="gloo")
+            self.assertEqual((train(), train()), (1, 1))
+
     def test_ranks_that_register_other_objects(self):
         self.world().step(4)
         sent = self.sync(self.model, self.optimizer, source=0)[1]
@@ -943,7 +984,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(MODULES))
     import torch.distributed
     import torch.utils.data
-    from ddplaunch import elastic
+    from ddplaunch import _torch, elastic
     from ddplaunch._data import Position
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()  # imports the rest of PyTorch here, and not in each fork
     print("PyTorch", torch.__version__, flush=True)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import zlib
 from typing import Any, Callable, ContextManager, List, Optional
@@ -116,7 +117,10 @@ def subgroups() -> Optional[List[Any]]:
 
 
 def can_connect_again() -> bool:
-    """Returns whether a Gloo group can be connected with other processes."""
+    """Returns whether a Gloo group can be connected with other processes. PyTorch 2.15 does not do it with these settings."""
+    settings = [os.environ.get(name, "0") for name in ("TORCH_GLOO_LAZY_INIT", "TORCH_DIST_INIT_BARRIER")]
+    if set(settings) - {"0"} or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        return False
     return None not in (find(dist, "_reconfigure"), find(dist, "_get_reconfigure_handle"), subgroups())
 
 

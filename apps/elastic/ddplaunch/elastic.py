@@ -278,9 +278,8 @@ class _Progress:
         self.world, self.frozen, self.is_whole = world, False, True
         self.is_recovered = self.is_recovered or world.source is not None
 
-    def register(self, holders: Tuple[Any, ...], is_first: bool) -> None:
-        if is_first:
-            self.earlier, self.registered = self.registered, []
+    def register(self, holders: Tuple[Any, ...]) -> None:
+        self.earlier, self.registered = self.registered, []
         is_source = self.world.rank == self.world.source
         for holder in holders:
             is_known = isinstance(holder, StepSeed) or any(holder is other for other in self.earlier)
@@ -516,6 +515,52 @@ def _refuse_shards(holder: Any, when: str = "is") -> None:
                           "restarts from its checkpoints")
 
 
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in a state_dict()."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def _refuse_forgotten_weights(holders: Tuple[Any, ...]) -> None:
+    """Raises ScriptError if an optimizer of world.sync() has parameters that no other object hands on."""
+    known = {id(p) for holder in holders if isinstance(holder, torch.nn.Module) for p in holder.parameters()}
+    missing = [(optimizer, p) for optimizer in holders if isinstance(optimizer, torch.optim.Optimizer)
+               for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if not missing:
+        return
+    states = [holder.state_dict() for holder in holders if not isinstance(holder, torch.optim.Optimizer) and not is_scaler(holder)]
+    addresses = {tensor.data_ptr() for tensor in _tensors(states)}  # a state_dict() returns other objects with the same content
+    for optimizer, p in missing:
+        if p.data_ptr() not in addresses:
+            raise ScriptError(f"world.sync() got a {type(optimizer).__name__} with a parameter of shape {list(p.shape)} that no registered "
+                              "module has, so a rank that starts again would not get its weights. Register each module that the "
+                              "optimizer changes")
+
+
+def _with_own_types(saved: Any, loaded: Any) -> Any:
+    """Returns `loaded` with the types of `saved`: an optimizer converts its state to the type of the parameters when it loads it."""
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        for key in saved.keys() & loaded.keys():
+            loaded[key] = _with_own_types(saved[key], loaded[key])
+    elif type(saved) is type(loaded) and type(loaded) in (list, tuple):
+        return type(loaded)(map(_with_own_types, saved, loaded))
+    return loaded
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Dict[str, Any]) -> None:
+    optimizer.load_state_dict(saved)
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for p, number in zip(own, numbers):
+        if number in saved["state"]:
+            optimizer.state[p] = _with_own_types(saved["state"][number], optimizer.state[p])
+
+
 class StepSeed:
     """Seeds the generators of random, NumPy and PyTorch for each step from `seed`, the number of completed steps and the
     rank. A step that is repeated, or that a new process makes, draws the same numbers. Pass it to world.sync()."""
@@ -660,7 +705,11 @@ class World:
             _refuse_shards(holder)
         if _split_part(extra) is not None:
             raise ScriptError("world.sync() got an `extra` with tensors that are split over the ranks; one rank has only its part of them")
-        self._progress.register(holders, is_first=not self._is_synced)
+        if self._is_synced:
+            raise ScriptError("world.sync() was called twice in an attempt; register all objects in one call, since a loss between two calls "
+                              "would leave objects of different steps")
+        _refuse_forgotten_weights(holders)
+        self._progress.register(holders)
         self._is_synced = True
         root, kinds = self.source or 0, [type(holder).__name__ for holder in holders]
         buffer = bytearray()
@@ -687,7 +736,7 @@ class World:
                                   "the same objects in the same order")
             self._progress.completed, self._progress.is_used = None, True  # until all is loaded
             for holder, saved in zip((*holders, self._progress.position), (*states, position)):
-                holder.load_state_dict(saved)
+                _load_optimizer(holder, saved) if isinstance(holder, torch.optim.Optimizer) else holder.load_state_dict(saved)
             for holder, saved in zip(holders, rest):
                 if saved is not None:
                     _load_beside_state(holder, *saved)
@@ -805,6 +854,7 @@ class _Rejoin:
     """The calls of one function, one for each attempt."""
 
     linked = False
+    alone = False  # the world of one rank that _run_once() has made
 
     def __init__(self, backend: Optional[str], timeout: Optional[timedelta]) -> None:
         self.backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
@@ -894,9 +944,10 @@ class _Rejoin:
         """Calls the function once: in the world of torchrun or of the script itself, else in a world of one rank."""
         self._choose_device()
         is_ours = not dist.is_initialized()
-        if is_ours and "RANK" in os.environ:
+        if is_ours and "RANK" in os.environ and not _Rejoin.alone:
             dist.init_process_group(self.backend, **self.timeout)
         elif is_ours:
+            _Rejoin.alone = True
             # Scripts read these under every launcher.
             os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK="0", GROUP_WORLD_SIZE="1")
             dist.init_process_group(self.backend, store=dist.HashStore(), rank=0, world_size=1, **self.timeout)
@@ -979,7 +1030,7 @@ def run(*holders: Any, backend: Optional[str] = None, timeout: Optional[timedelt
         seed, begun = StepSeed(torch.initial_seed()), []
 
         def attempt(world: World, state: dict, *args: Any, **named: Any) -> Any:
-            if begun and not state:
+            if begun and not state and world._link:
                 raise SystemExit("ddplaunch.elastic: no rank has a state that can be used, so this process starts again")
             begun.append(True)
             state["begun"] = True
