@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import pathlib
+import random
 import re
 import socket
 import sys
@@ -823,6 +824,43 @@ class ElasticUnits(unittest.TestCase):
             self.assertEqual(len({tuple(order) for order in calm}), 4)
             self.assertEqual(epochs(2, 2, make), calm[2:], "a new process")
             self.assertEqual(epochs(3, 1, make, generator), calm[3:], "a process that made the epoch before")
+
+    def test_orders_that_are_drawn_from_global_generators(self):
+        """An epoch that is resumed in its middle has the same order, whoever draws it and in whatever process."""
+        data = torch.utils.data
+
+        class Shuffled(data.Sampler):
+            def __init__(self):
+                pass
+
+            def __iter__(self):
+                order = list(range(8))
+                random.shuffle(order)
+                return iter(order)
+
+            def __len__(self):
+                return 8
+
+        def epochs(first, used, make):
+            progress, orders = elastic._Progress(False), []
+            progress.position.load_state_dict({"epoch": first, "used": used, "ranks": 1, "seed": 5})
+            world = self.sync(self.model, self.optimizer, elastic.StepSeed(3), progress=progress)[0]
+            world.world_size, progress.completed = 1, 2 * first + used
+            for epoch in world.epochs(3):
+                loader = make()
+                orders.append([])
+                for batch in world.batches(loader):
+                    orders[-1] += batch.tolist()
+                    progress.stepped = True
+            return orders
+        kept = data.DataLoader(range(8), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+        new = iter([data.DataLoader(range(8), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True) for _ in range(3)])
+        for make, again in ((lambda: data.DataLoader(range(8), batch_size=4, sampler=Shuffled()),) * 2,
+                            (lambda: data.DataLoader(range(8), batch_size=4, sampler=torch.randperm(8).tolist()),) * 2,
+                            (lambda: kept, lambda: next(new))):
+            calm = epochs(0, 0, make)
+            self.assertEqual(len({tuple(order) for order in calm}), 3, calm)
+            self.assertEqual(epochs(2, 1, again), [calm[2][4:]])
 
     def test_the_number_of_a_batch_after_a_loss(self):
         """A script needs it to step at the last batch of an epoch."""

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import itertools
+import random
+import sys
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
+
+from ._torch import find
 
 
 def seed_of(*parts: int) -> int:
     """Returns a number of 64 bits that depends on all parts and is the same on each machine."""
     return int.from_bytes(hashlib.sha256(" ".join(map(str, parts)).encode()).digest()[:8], "little")
+
+
+def seed_generators(number: int) -> None:
+    """Seeds the generators of random, NumPy and PyTorch."""
+    random.seed(number)
+    torch.manual_seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number & 0xffffffff)
+
+
+@contextlib.contextmanager
+def keep_generators() -> Iterator[None]:
+    """Gives the generators of random, NumPy and the CPU their states back at the end."""
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy and numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(states[0])
+    if numpy:
+        numpy.random.set_state(states[1])
 
 
 class Position:
@@ -45,7 +70,7 @@ class Position:
         with another number of ranks the same items are skipped, rounded down to whole batches.
 
         The numbers that a sampler and a loader draw when an epoch begins depend on seed, epoch and rank alone, or on the first seed of
-        a generator of their own and the epoch: so a new process finds the same order. `seed` seeds all generators for the step; skipped batches have drawn numbers."""
+        a generator of their own and the epoch: so a new process finds the same order. `seed` then seeds all generators for the step."""
         skipped = self.used // ranks
         sampler = getattr(loader, "sampler", None)
         batch_sampler = getattr(loader, "batch_sampler", None)
@@ -57,15 +82,15 @@ class Position:
         is_kept = self.loader is not None and self.ranks == ranks and _is_stateful(loader)
         if is_kept:
             loader.load_state_dict(self.loader)
-        seed()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(self.seed, self.epoch, rank))
+        with keep_generators():
+            seed_generators(seed_of(self.seed, self.epoch, rank))
+            if getattr(loader, "persistent_workers", False) and find(loader, "_iterator") is not None:
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # only the first epoch's iterator draws it
             source = iter(loader)
             first = list(itertools.islice(source, 0 if skipped else 1))
             if not is_kept:
                 collections.deque(itertools.islice(source, skipped), maxlen=0)
-        if skipped:
-            seed()
+        seed()
         return enumerate(itertools.chain(first, source), skipped + 1)
 
 

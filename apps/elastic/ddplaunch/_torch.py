@@ -14,6 +14,8 @@ _get_backend              | no   | yes | yes  | yes  | find the NCCL part of a g
 _abort, _shutdown         | no   | yes | yes  | yes  | the same before 2.6                        | the agent ends the process at the deadline
 _reconfigure              | no   | no  | no   | yes  | keep the process group of survivors        | it is destroyed and made again
 _get_reconfigure_handle   | no   | no  | no   | yes  | as _reconfigure                            | as _reconfigure
+_iterator                 | yes  | yes | yes  | yes  | notice that persistent workers have begun  | other orders after a loss if the order of
+                          |      |     |      |      |                                            | the data has no generator of its own
 _composable, _shard,      | yes  | yes | yes  | yes  | modules of classes that split objects      | the public modules of the same classes
 _tensor                   |      |     |      |      |                                            |
 _fsdp_flattened           | yes  | yes | yes  | yes  | parameters that FSDP1 split in place       | the modules that FSDP1 wraps

@@ -29,7 +29,6 @@ import io
 import itertools
 import json
 import os
-import random
 import select
 import socket
 import sys
@@ -48,7 +47,7 @@ except ImportError as error:
     raise ImportError(f"ddplaunch.elastic: cannot import PyTorch: {error}; install it for the interpreter that runs the script") from error
 
 from . import Steps, as_number
-from ._data import Position, check_loader, seed_of
+from ._data import Position, check_loader, seed_generators, seed_of
 from ._gloo import Sockets, SurvivingGroup, expire_collectives
 from ._torch import (abort_groups, can_connect_again, clear_scaler, is_scaler, reset_group_numbers, scale_of, sharding_of, version_of,
                      watch_new_groups)
@@ -385,10 +384,11 @@ class _Progress:
                 self.seed()
                 self.mark()
 
-    def seed(self) -> None:
+    def seed(self, epoch: Optional[int] = None) -> None:
+        """Seeds all generators for the next step, or for what a script does at the beginning of an epoch."""
         for holder in self.registered:
             if isinstance(holder, StepSeed):
-                holder.seed_step(self.completed or 0, self.world.rank)
+                holder.seed_step((self.completed or 0) if epoch is None else -1 - epoch, self.world.rank)
 
     def freeze(self) -> None:
         """Marks the attempt as over, before collectives are aborted. Either the GPU has completed the counted step at this
@@ -575,11 +575,7 @@ class StepSeed:
         self.seed = state["seed"]
 
     def seed_step(self, completed: int, rank: int) -> None:
-        number = seed_of(self.seed, completed, rank)
-        random.seed(number)
-        torch.manual_seed(number)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(number & 0xffffffff)
+        seed_generators(seed_of(self.seed, completed, rank))
 
 
 class World:
@@ -660,6 +656,7 @@ class World:
         self._begin_loop()
         while self._progress.position.epoch < count:
             self._is_in_epoch = False
+            self._progress.seed(self._progress.position.epoch)  # also if it is resumed in the middle
             yield self._progress.position.epoch
             if self._progress.has_moved():  # the script left the batches behind optimizer.step()
                 self._end_step()
