@@ -193,6 +193,13 @@ def look(world, state):
     return inner(world, state)
 train = elastic.rejoin(look, backend="gloo")
 """
+JOINING = """
+def meet(*args, make=dist.rendezvous, **named):
+    print("joins", flush=True)
+    yield from make(*args, **named)
+
+dist.rendezvous = meet
+"""
 DESCRIPTORS = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 4096))
@@ -366,6 +373,15 @@ class ElasticSteps(ElasticTest):
 
     def test_connections_of_others_are_not_touched(self):
         self.assertEqual(self.recover_in(CONNECTION).count("alive\n"), 2)
+
+    def test_a_stop_while_a_rank_is_missing(self):
+        """The rank that starts may have ended by the stop, and the others would wait for it until they are killed."""
+        self.path = self.script("script.py", SCRIPT + JOINING + CALL, mode=0o644)
+        worker = self.worker(self.steps, WITH="")
+        self.begin(0, [worker], missing=1)
+        self.read_line(worker, "joins\n")
+        worker.say(stop="SIGTERM", grace_ms=25000)
+        self.assertEqual(worker.end()[0], 143)
 
     def test_descriptors_beyond_1023(self):
         self.recover_in(DESCRIPTORS)

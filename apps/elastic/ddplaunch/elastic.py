@@ -123,7 +123,7 @@ class _Link:
         self.lost: Optional[str] = None
         self.ignored: Optional[bytes] = None          # the first line that was not understood
         self.report: Optional[Dict[str, Any]] = None  # a step that was not reported yet
-        self.on_revoke: Callable[[], None] = lambda: None
+        self.abort: Optional[_Abort] = None           # of the latest attempt
         self.sending = threading.Lock()
         path = control[5:] if control.startswith("unix:") else ""
         if not path:
@@ -150,7 +150,7 @@ class _Link:
         """A later call with False says that the function has returned: the agent asks nothing more of this process."""
         self.send({"hello": PROTOCOL, "pid": os.getpid(), "rejoin": rejoin, "sharded": False})
 
-    def take(self, on_revoke: Callable[[], None], held: Optional[int]) -> Dict[str, Any]:
+    def take(self, abort: _Abort, held: Optional[int]) -> Dict[str, Any]:
         """Waits for the next attempt's order, without a limit. Answers the revoke of an attempt that was revoked before."""
         while True:
             with self.changed:
@@ -168,7 +168,7 @@ class _Link:
                 order, self.next, self.report = self.next, None, None
                 self.attempt = order["attempt"]
                 if self.attempt not in self.revokes:
-                    self.on_revoke = on_revoke
+                    self.abort = abort
                     return order
             self.send({"revoked": self.attempt, "step": held})
 
@@ -223,13 +223,20 @@ class _Link:
                 if word["revoke"] not in self.revokes:
                     self.revokes[word["revoke"]] = str(word.get("reason", "revoked"))
                     if word["revoke"] == self.attempt:
-                        # Tearing down may block, and this thread must read the agent's next message.
-                        threading.Thread(target=self.on_revoke, name="ddplaunch-abort", daemon=True).start()
+                        self._start_abort()
             elif "stop" in word:
                 self.stopping = str(word["stop"])
+                if self.abort is not None and not self.abort.is_joined:  # ranks that start may have ended, and will not join
+                    self.abort.is_stopped = True
+                    self._start_abort()
             elif self.ignored is None:
                 self.ignored = line
             self.changed.notify_all()
+
+    def _start_abort(self) -> None:
+        """Tearing down may block, and this thread must read the agent's next message."""
+        if self.abort is not None:
+            threading.Thread(target=self.abort, name="ddplaunch-abort", daemon=True).start()
 
 
 def _mark(value: Any) -> Any:
@@ -772,6 +779,7 @@ class _Abort:
         self.sockets, self.progress, self.gloo = sockets, progress, gloo
         self.back, self.turn = threading.Event(), threading.Lock()
         self.is_joined = False  # the main thread has made the groups of the attempt, so they are connected
+        self.is_stopped = False  # the job ends before that
         self.nccl: Optional[threading.Thread] = None
 
     def __call__(self) -> None:
@@ -909,7 +917,7 @@ class _Rejoin:
                 gc.unfreeze()  # else PyTorch reports its objects as leaks when the process ends
                 return result
             except BaseException as error:
-                if not isinstance(error, Exception) or not self._attempt_is_over(world, error):
+                if abort.is_stopped or not isinstance(error, Exception) or not self._attempt_is_over(world, error):
                     abort.end()
                     # Gloo's destructor hangs (PyTorch 1.13) while data from peers is pending that no collective awaits.
                     if self.gloo:
@@ -917,6 +925,8 @@ class _Rejoin:
                     if self.group is not None:
                         self.group.forget_hook()
                     gc.unfreeze()
+                    if abort.is_stopped:
+                        raise SystemExit(143) from None
                     if SECOND_GROUP in str(error):
                         raise ScriptError("the function has called init_process_group(); under ddplaunch it finds the process group made, so "
                                           "remove this call (and destroy_process_group())") from error
