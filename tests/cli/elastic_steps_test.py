@@ -560,7 +560,7 @@ class ElasticUnits(unittest.TestCase):
         world.step(1)
         self.backward()
         self.update_by_hand()
-        self.assert_refused("between optimizer.step() and world.step()")
+        self.assert_refused("in a step that had changed weights")
 
     def test_world_step_before_the_optimizer(self):
         world = self.sync(self.model, self.optimizer)[0]
@@ -626,6 +626,56 @@ class ElasticUnits(unittest.TestCase):
         self.sync(self.model, self.optimizer, scheduler)
         scheduler.step()
         self.assertEqual((self.progress.settle(), self.progress.is_used), (None, True))
+
+    def test_a_loss_while_a_step_has_other_weights(self):
+        """Averaged weights while a validation runs, or rounded ones of a forward pass."""
+        for steps in (1, 0):
+            self.progress = elastic._Progress(False)
+            self.world().step(4)
+            world = self.sync(self.model, self.optimizer)[0]
+            with torch.no_grad():
+                self.model[0].weight.copy_(self.model[0].weight.clone())  # as DistributedDataParallel
+            if steps:
+                self.make_step()
+                world.step(5)
+            self.assertEqual(self.progress.settle(), 4 + steps)
+            with torch.no_grad():
+                self.model[0].weight.mul_(1.5)
+            self.assert_refused("in a step that had changed weights")
+
+    def test_an_optimizer_whose_step_never_runs(self):
+        world = self.sync(self.model, self.optimizer)[0]
+        with self.assertRaisesRegex(elastic.ScriptError, r"an epoch in which step\(\) of no registered optimizer has run"):
+            for _ in world.epochs(1):
+                for _ in world.batches([1, 2]):
+                    self.backward()
+                    self.update_by_hand()
+
+    def test_a_learning_rate_that_is_changed_at_the_beginning_of_an_epoch(self):
+        for used, decay, fails in ((0, 0.1, False), (1, 1.0, False), (1, 0.1, True)):
+            self.progress = elastic._Progress(False)
+            self.progress.position.load_state_dict({"used": 2 * used, "ranks": 2})
+            world = self.sync(self.model, self.optimizer)[0]
+            wanted = self.assertRaisesRegex(elastic.ScriptError, "changed a learning rate") if fails else contextlib.nullcontext()
+            with wanted:
+                for _ in world.epochs(1):
+                    self.optimizer.param_groups[0]["lr"] *= decay
+                    for _ in world.batches(torch.utils.data.DataLoader(range(4))):
+                        self.make_step()
+
+    def test_a_script_that_catches_the_errors_of_collectives(self):
+        link = types.SimpleNamespace(revoked=lambda: why[0], await_revoke=lambda seconds: why.__setitem__(0, "rank 1 was lost") or True,
+                                     changed=contextlib.nullcontext(), report=None, send=lambda word: None)
+        for is_broken in (False, True):
+            why, self.progress = [None], elastic._Progress(False)
+            world = self.sync(self.model, self.optimizer, link=link)[0]
+            world._is_broken = lambda: is_broken
+            with self.assertRaises(elastic.Revoked) if is_broken else contextlib.nullcontext():
+                for _ in world.epochs(1):
+                    for number in world.batches(range(4)):
+                        if number < 2:
+                            self.make_step()
+            self.assertEqual((world.completed, self.progress.position.epoch), (2, 0 if is_broken else 1))
 
     def test_world_step_with_the_number_of_the_step(self):
         for first in (0, 3):

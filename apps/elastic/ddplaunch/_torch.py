@@ -66,6 +66,13 @@ def version_of(tensor: torch.Tensor) -> int:
     return version
 
 
+def checksum_of(tensor: torch.Tensor) -> int:
+    """Returns the sum of the tensor's content as whole numbers, which is exact on each device."""
+    content = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(content.element_size(), torch.int64)
+    return int(content.contiguous().view(kind).sum(dtype=torch.int64))
+
+
 def is_scaler(holder: Any) -> bool:
     return find(holder, "_per_optimizer_states") is not None or any(kind.__name__ == "GradScaler" for kind in type(holder).__mro__)
 

@@ -49,7 +49,7 @@ except ImportError as error:
 from . import Steps, as_number
 from ._data import Position, check_loader, seed_generators, seed_of
 from ._gloo import Sockets, SurvivingGroup, expire_collectives
-from ._torch import (abort_groups, can_connect_again, clear_scaler, is_scaler, reset_group_numbers, scale_of, sharding_of, version_of,
+from ._torch import (abort_groups, can_connect_again, checksum_of, clear_scaler, is_scaler, reset_group_numbers, scale_of, sharding_of, version_of,
                      watch_new_groups)
 
 __all__ = ["LinkLost", "Revoked", "ScriptError", "StepSeed", "World", "rejoin", "run"]
@@ -273,6 +273,8 @@ class _Progress:
         self.earlier: List[Any] = []     # the same in the attempt before that one
         self.marks: List[Any] = []
         self.others: List[Tuple[torch.Tensor, int]] = []  # parameters without a registered optimizer, and their versions
+        self.weights: Optional[List[int]] = None  # the versions of all parameters, None until the first step after world.sync()
+        self.sums: List[int] = []                 # their checksums at world.sync(): DistributedDataParallel writes them afterwards
         self.buffers: List[Tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
         self.modes: List[Tuple[torch.nn.Module, bool]] = []  # train() or eval() of each module
         self.trained: List[Tuple[torch.nn.Parameter, bool]] = []  # whether each parameter has a gradient, or is frozen
@@ -304,11 +306,35 @@ class _Progress:
         groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
         trained = {id(p) for group in groups for p in group["params"]}
         self.others = [(p, version_of(p)) for module in modules for p in module.parameters() if id(p) not in trained]
+        self.weights = self.versions()
         parts = [part for module in modules for part in module.modules()]
         # A forward pass changes some buffers (BatchNorm) and does not always count that in their versions.
         self.buffers = [(part, name, buffer, buffer.detach().clone()) for part in parts for name, buffer in part.named_buffers(recurse=False)]
         self.modes = [(part, part.training) for part in parts]
         self.trained = [(p, p.requires_grad) for module in modules for p in module.parameters()]
+
+    def mark_synced(self) -> None:
+        self.mark()
+        self.weights, self.others = None, []
+        self.sums = [checksum_of(p) for p in self._parameters()]
+
+    def _parameters(self) -> List[torch.nn.Parameter]:
+        return [p for module in self._registered(torch.nn.Module) for p in module.parameters()]
+
+    def versions(self) -> List[int]:
+        return [version_of(p) for p in self._parameters()]
+
+    def numbers(self) -> List[Any]:
+        """Returns the learning rates and other numbers of the optimizers, and the marks of other objects."""
+        def plain(value: Any) -> Any:
+            return value.tolist() if isinstance(value, torch.Tensor) else value
+        groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
+        return [self._marks(), [{key: plain(value) for key, value in group.items() if key != "params"} for group in groups]]
+
+    def _weights_differ(self) -> bool:
+        if self.weights is not None:
+            return self.weights != self.versions()
+        return any(old != checksum_of(p) for old, p in zip(self.sums, self._parameters()))
 
     def _registered(self, kind: type) -> List[Any]:
         return [holder for holder in self.registered if isinstance(holder, kind)]
@@ -413,14 +439,16 @@ class _Progress:
         why = self.misuse
         if not self._registered(torch.optim.Optimizer):
             why = "world.sync() got no optimizer"
-        elif self.stepped or self._have_changed():
+        elif self.stepped:
             why = "the attempt ended between optimizer.step() and world.step()"
+        elif self._have_changed() or self._weights_differ():
+            why = "the attempt ended in a step that had changed weights or other registered objects already"
+            self.is_used = True  # also in the first step, which nothing can take back
         elif not self.is_whole:
             why = "the attempt ended before the GPU had completed the step"
         if self.completed is not None and why is not None:
             _warn(f"the state after step {self.completed} is not used: {why}")
             self.completed = None
-        self.is_used = self.is_used or self._have_changed()  # in the first step, which nothing can take back
         for part, mode in self.modes:  # a validation may have been interrupted
             part.training = mode
         for p, is_trained in self.trained:  # a step of a GAN freezes a model for a while
@@ -599,6 +627,8 @@ class World:
         self.source: Optional[int] = order.get("from")  # rank that holds the state; None: no rank does, a fresh start
         self._link, self._order, self._progress, self._device = link, order, progress, device
         self._is_ready = self._is_synced = self._is_in_epoch = False
+        self._numbers: Any = None  # progress.numbers() when epochs() has yielded an epoch
+        self._is_broken: Callable[[], bool] = lambda: False  # connections of the attempt are
         self._is_looping = False  # steps() or epochs() ends the steps, so the whole body of the loop is the step
         self._is_checked = True  # objects may have been split since world.sync()
         self.loss: Any = None  # of the step that runs; set it for `ddplaunch status` and the dashboard
@@ -664,6 +694,7 @@ class World:
         while self._progress.position.epoch < count:
             self._is_in_epoch = False
             self._progress.seed(self._progress.position.epoch)  # also if it is resumed in the middle
+            self._numbers = self._progress.numbers()
             yield self._progress.position.epoch
             if self._progress.has_moved():  # the script left the batches behind optimizer.step()
                 self._end_step()
@@ -681,12 +712,24 @@ class World:
             check_loader(loader, self.world_size)
         except TypeError as error:
             raise ScriptError(str(error)) from None
-        self._is_in_epoch, position = True, self._progress.position
-        for number, batch in position.remaining(loader, self.rank, self.world_size, self._progress.seed):
+        self._is_in_epoch, progress, position = True, self._progress, self._progress.position
+        if position.used and self._numbers not in (None, progress.numbers()):
+            raise ScriptError("the script has changed a learning rate, a scheduler or another registered object at the beginning of an epoch. "
+                              "This runs again when the epoch is resumed in its middle: do it behind the batches")
+        number, used, completed, weights = 0, position.used, self.completed, progress.versions()
+        for number, batch in position.remaining(loader, self.rank, self.world_size, progress.seed):
             self.batch = number - 1
             yield batch
-            if self._progress.has_moved():
+            if progress.has_moved():
                 self._end_step(lambda: position.advance(loader, number, self.world_size))
+            elif self.revoked is not None:
+                raise Revoked(self.revoked)
+        # A script that catches the errors of collectives may have left out the last batches.
+        if position.used != number * self.world_size and self._link and self._is_broken() and self._link.await_revoke(ORDER_S):
+            raise Revoked(self.revoked)
+        if number and not used and self.completed == completed and weights != progress.versions():
+            raise ScriptError("the weights have changed in an epoch in which step() of no registered optimizer has run, so no step was counted. "
+                              "Register the optimizer whose step() the script calls (of SAM also `base_optimizer`)")
 
     def _begin_loop(self) -> None:
         if self.completed:  # what precedes the first step runs in that step's place again
@@ -750,8 +793,7 @@ class World:
                 holder.zero_grad(set_to_none=True)
             elif is_scaler(holder):
                 clear_scaler(holder)
-        self._progress.mark()
-        self._progress.others = []  # DistributedDataParallel, which is made next, writes all parameters
+        self._progress.mark_synced()
         self._progress.seed()
         self._ready()
         self._is_checked, ScriptError.latest = False, None
@@ -895,6 +937,7 @@ class _Rejoin:
         while True:
             abort = _Abort(self.sockets, progress, self.gloo)
             world = World(self.link, self.link.take(abort, progress.completed), progress, self.device)
+            world._is_broken = lambda: self.gloo and self.sockets.broken()
             self.sockets.release()
             if world.source is None and progress.is_used:
                 state.clear()  # no rank has a usable state, and this one is of no known step
