@@ -952,6 +952,18 @@ class ElasticUnits(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "got a SimpleNamespace of an IterableDataset, whose state differs between ranks"):
             list(self.world().batches(loader))
 
+    def test_a_run_that_begins_from_a_checkpoint(self):
+        calls = []
+        with unittest.mock.patch.object(elastic, "rejoin", lambda function, **named: function):
+            train = elastic.run(self.model, self.optimizer, epoch=2, completed=8)(
+                lambda world: calls.append((next(iter(world.epochs(5))), world.completed)))
+        with unittest.mock.patch("torch.distributed.broadcast", lambda data, root: None):
+            train(self.world(), {})
+        self.progress.position.epoch, self.progress.completed = 3, 12
+        with unittest.mock.patch("torch.distributed.broadcast", lambda data, root: None):
+            train(self.world(source=0), {"begun": True})
+        self.assertEqual(calls, [(2, 8), (3, 12)])
+
     def test_wrong_objects_of_run(self):
         with self.assertRaisesRegex(TypeError, r"elastic\.run\(\) got no optimizer"):
             elastic.run(self.model)

@@ -1065,11 +1065,12 @@ def rejoin(function: Optional[Callable] = None, *, backend: Optional[str] = None
     return wrapper
 
 
-def run(*holders: Any, backend: Optional[str] = None, timeout: Optional[timedelta] = None) -> Callable:
+def run(*holders: Any, epoch: int = 0, completed: int = 0, backend: Optional[str] = None, timeout: Optional[timedelta] = None) -> Callable:
     """Decorates train(world, …), which is called once for each attempt with `holders` and the data position in the state of the
     last complete step. `holders` are all objects that a step changes, as of World.sync(), made before the call. Random numbers of
     a step depend on torch.initial_seed(), the step and the rank. A process in which no rank has a usable state ends, and starts
-    again as a new one: from its checkpoint, if the script loads one. `backend` and `timeout` as of rejoin()."""
+    again as a new one: from its checkpoint, if the script loads one. `epoch` and `completed` are the epochs and steps that the loaded
+    checkpoint has; a process that starts while others hold a later state takes theirs. `backend` and `timeout` as of rejoin()."""
     for holder in holders:
         _refuse_shards(holder)
     if not any(isinstance(holder, torch.optim.Optimizer) for holder in holders):
@@ -1084,6 +1085,8 @@ def run(*holders: Any, backend: Optional[str] = None, timeout: Optional[timedelt
                 raise SystemExit("ddplaunch.elastic: no rank has a state that can be used, so this process starts again")
             begun.append(True)
             state["begun"] = True
+            if world.source is None:
+                world._progress.position.epoch, world._progress.completed = epoch, completed or None
             world.sync(*holders, seed)
             return function(world, *args, **named)
         return functools.wraps(function)(rejoin(attempt, backend=backend, timeout=timeout))
