@@ -677,6 +677,24 @@ class ElasticUnits(unittest.TestCase):
                             self.make_step()
             self.assertEqual((world.completed, self.progress.position.epoch), (2, 0 if is_broken else 1))
 
+    def test_an_object_that_was_forgotten_is_noticed_after_a_recovery(self):
+        store = torch.distributed.HashStore()
+        for rate, rounding, fails in ((0.1, 1e-8, False), (0.05, 0, True), (0.1, 1e-3, True)):
+            worlds = []
+            for rank in (0, 1):  # rank 0 is the source
+                self.setUp()
+                worlds.append(self.sync(self.model, self.optimizer, rank=rank, source=0)[0] if rank == 0 else self.world(1, 0))
+                self.progress.registered, worlds[-1]._is_synced, worlds[-1]._store = [self.model, self.optimizer], True, store
+            self.optimizer.param_groups[0]["lr"] = rate
+            with torch.no_grad():
+                self.model[0].weight.mul_(1 + rounding)
+            with self.assertRaisesRegex(elastic.ScriptError, "other weights or learning rates than rank 0") if fails else contextlib.nullcontext():
+                for step in range(1, 5):
+                    for world in worlds:
+                        world._progress.stepped = True
+                        world.step(step)
+            store = torch.distributed.HashStore()
+
     def test_world_step_with_the_number_of_the_step(self):
         for first in (0, 3):
             self.progress = elastic._Progress(False)

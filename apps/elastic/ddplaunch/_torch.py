@@ -30,7 +30,7 @@ import functools
 import os
 import threading
 import zlib
-from typing import Any, Callable, ContextManager, List, Optional
+from typing import Any, Callable, ContextManager, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,9 @@ import torch.distributed as dist
 # the state (FSDP2, tensor parallelism, ZeRO), or a collective that rank 0 alone would wait in (FSDP1).
 SHARDING = ("torch.distributed.fsdp", "torch.distributed._composable", "torch.distributed._shard", "torch.distributed.tensor",
             "torch.distributed._tensor", "torch.distributed.optim", "torch.distributed.pipelin", "deepspeed.", "fairscale.", "megatron.")
+
+
+PIECE_ITEMS = 1 << 22
 
 
 def sharding_of(part: Any) -> Optional[str]:
@@ -66,11 +69,20 @@ def version_of(tensor: torch.Tensor) -> int:
     return version
 
 
+def _pieces(tensor: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    """Splits a tensor, since a sum in another type copies it, and the model may fill its GPU."""
+    content = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return content.contiguous().flatten().split(PIECE_ITEMS)
+
+
 def checksum_of(tensor: torch.Tensor) -> int:
     """Returns the sum of the tensor's content as whole numbers, which is exact on each device."""
-    content = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(content.element_size(), torch.int64)
-    return int(content.contiguous().view(kind).sum(dtype=torch.int64))
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return int(sum(piece.view(kinds[piece.element_size()]).sum(dtype=torch.int64) for piece in _pieces(tensor)))
+
+
+def norm_of(tensor: torch.Tensor) -> float:
+    return float(sum(piece.double().square().sum() for piece in _pieces(tensor))) ** 0.5
 
 
 def is_scaler(holder: Any) -> bool:

@@ -49,8 +49,8 @@ except ImportError as error:
 from . import Steps, as_number
 from ._data import Position, check_loader, seed_generators, seed_of
 from ._gloo import Sockets, SurvivingGroup, expire_collectives
-from ._torch import (abort_groups, can_connect_again, checksum_of, clear_scaler, is_scaler, reset_group_numbers, scale_of, sharding_of, version_of,
-                     watch_new_groups)
+from ._torch import (abort_groups, can_connect_again, checksum_of, clear_scaler, is_scaler, norm_of, reset_group_numbers, scale_of,
+                     sharding_of, version_of, watch_new_groups)
 
 __all__ = ["LinkLost", "Revoked", "ScriptError", "StepSeed", "World", "rejoin", "run"]
 
@@ -63,6 +63,7 @@ GRACE_S = 1.0        # how long it waits after an exception that no lost peer ex
 FORK_WAIT_S = 0.1    # how long a fork waits for the other threads of this process
 PIECE_BYTES = 64 << 20
 ITEMS_SEARCHED = 100_000  # of one object, for parts that are split over ranks
+COMPARED_STEPS = (2, 4, 8, 16)  # the steps after a recovery at which ranks compare their weights
 SECOND_GROUP = "the default process group twice"  # PyTorch's error, a RuntimeError or ValueError
 ORDER_KEYS = ("attempt", "rank", "world", "local_rank", "local_world", "node_rank", "nodes")
 
@@ -330,6 +331,12 @@ class _Progress:
             return value.tolist() if isinstance(value, torch.Tensor) else value
         groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
         return [self._marks(), [{key: plain(value) for key, value in group.items() if key != "params"} for group in groups]]
+
+    def compared(self) -> List[Tuple[float, float]]:
+        """Returns what all ranks have alike after a step, each with the error of rounding that ranks of different machines have."""
+        rates = [value for group in self.numbers()[1] for value in group.values() if isinstance(value, (int, float))]
+        return [*((norm_of(p), max(8 * torch.finfo(p.dtype).eps, 1e-9)) for p in self._parameters() if p.is_floating_point()),
+                *((float(rate), 1e-9) for rate in rates)]
 
     def _weights_differ(self) -> bool:
         if self.weights is not None:
@@ -627,6 +634,9 @@ class World:
         self.source: Optional[int] = order.get("from")  # rank that holds the state; None: no rank does, a fresh start
         self._link, self._order, self._progress, self._device = link, order, progress, device
         self._is_ready = self._is_synced = self._is_in_epoch = False
+        self._store: Any = None  # of the attempt
+        self._counted = 0  # steps of the attempt
+        self._compared: Any = None  # (key, what this rank has) while the source's is not known
         self._numbers: Any = None  # progress.numbers() when epochs() has yielded an epoch
         self._is_broken: Callable[[], bool] = lambda: False  # connections of the attempt are
         self._is_looping = False  # steps() or epochs() ends the steps, so the whole body of the loop is the step
@@ -666,6 +676,8 @@ class World:
                 _refuse_shards(holder, "was later")
         by_optimizer = self._progress.stepped
         is_counted = self._progress.count(int(completed))
+        if is_counted and self._store is not None and self.source is not None:
+            self._compare()
         self._ready()
         waited, self.waited = self.waited, 0.0
         if self._link:
@@ -678,6 +690,27 @@ class World:
                                      **self._steps.word()}
             if self.revoked is not None and not (by_optimizer and is_counted):
                 raise Revoked(self.revoked)
+
+    def _compare(self) -> None:
+        """Compares what this rank has with what the source has, some times after a recovery. It waits for no other rank: the source's is
+        there one step later, if not before."""
+        self._counted += 1
+        try:
+            if self._compared is not None and self._store.add(f"{self._compared[0]}/set", 0):
+                (key, mine), self._compared = self._compared, None
+                theirs = json.loads(self._store.get(key))
+                if len(mine) != len(theirs) or any(abs(a - b) > error * max(abs(a), abs(b)) for (a, error), (b, _) in zip(mine, theirs)):
+                    raise ScriptError(f"this rank has other weights or learning rates than rank {self.source}, a few steps after the loss of a "
+                                      "rank. An object that a step changes is not registered: a scheduler, an optimizer, a counter of steps")
+            if self._counted in COMPARED_STEPS:
+                key, mine = f"compare/{self.completed}", self._progress.compared()
+                if self.rank == self.source:
+                    self._store.set(key, json.dumps(mine))
+                    self._store.add(f"{key}/set", 1)
+                else:
+                    self._compared = key, mine
+        except RuntimeError:  # the attempt is over; the next collective tells
+            self._store = None
 
     def steps(self, count: int) -> Iterator[int]:
         """Yields the numbers of the steps that remain of `count`, and calls step() after each."""
@@ -975,6 +1008,7 @@ class _Rejoin:
                                           "remove this call (and destroy_process_group())") from error
                     raise
                 _forget(error)
+            world._store = None  # if this process serves it, the next attempt may need its port
             progress.freeze()  # destroying a group may abort its collectives, too
             abort.join_nccl()
             self.was_made = dist.is_initialized()
@@ -1023,7 +1057,7 @@ class _Rejoin:
             raise SystemExit("ddplaunch.elastic: this PyTorch cannot start a process group again after a failed start; the process ends")
         with self.sockets.opening():
             store, rank, size = next(dist.rendezvous("env://", **self.timeout))
-            store = dist.PrefixStore(f"ddplaunch/{world.attempt}", store)
+            world._store = store = dist.PrefixStore(f"ddplaunch/{world.attempt}", store)
             if self.group is not None:
                 self.group.join(store, world.attempt, rank, size, self.timeout)
             else:
