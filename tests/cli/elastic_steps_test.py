@@ -982,6 +982,21 @@ class ElasticUnits(unittest.TestCase):
             train(self.world(source=0), {"begun": True})
         self.assertEqual(calls, [(2, 8), (3, 12)])
 
+    def test_a_state_that_cannot_be_pickled(self):
+        bad = types.SimpleNamespace(state_dict=lambda: {"x": lambda: None}, load_state_dict=dict)
+        with self.assertRaisesRegex(elastic.ScriptError, "cannot pickle the state of one of .*'SimpleNamespace'"):
+            self.sync(self.model, self.optimizer, bad)
+
+    def test_a_loss_of_several_elements(self):
+        """A report never ends a training."""
+        link = types.SimpleNamespace(changed=contextlib.nullcontext(), report=None, revoked=lambda: None, send=lambda word: None)
+        self.world(link=link).step(1, loss=torch.ones(3))
+        self.assertNotIn("loss", link.report)
+        with unittest.mock.patch.dict(os.environ, DDPLAUNCH_METRICS="/dev/null/none"):
+            for values in ({"step": float("inf")}, {"step": 10 ** 400}, {"step": 1, "waited": None}, {"step": 1, "loss": torch.ones(3)}):
+                ddplaunch.report(**values)
+        self.assertEqual(self.err.getvalue().count("\n"), 1, self.err.getvalue())
+
     def test_wrong_objects_of_run(self):
         with self.assertRaisesRegex(TypeError, r"elastic\.run\(\) got no optimizer"):
             elastic.run(self.model)
@@ -1116,6 +1131,7 @@ if __name__ == "__main__":
         run_in(pytorch.SYSTEM)
     del sys.argv[1]
     sys.path.insert(0, str(MODULES))
+    import ddplaunch
     import torch.distributed
     import torch.utils.data
     from ddplaunch import _torch, elastic

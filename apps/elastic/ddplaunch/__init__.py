@@ -18,6 +18,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 
@@ -25,6 +26,7 @@ __all__ = ["report", "stopping"]
 
 REPORT_EVERY_S = 0.1  # the agent reads no more
 SAME_STOP_S = 1.0     # launchers signal a group and its processes, so a signal comes twice
+NOT_A_NUMBER = (ArithmeticError, TypeError, ValueError, RuntimeError)  # what int() and float() raise, also of a tensor
 STEP_BUCKETS, BUCKETS_PER_DECADE = 146, 25  # of the worker protocol's histogram, from 1 ms on
 
 
@@ -94,12 +96,24 @@ class _Reports:
         self.steps.clear()
 
 
+def _ignore(name, error):
+    """Says once in a process that a value is no number. A report never ends a training."""
+    global _ignored
+    if not _ignored:
+        print(f"ddplaunch: the {name} that the script reports is ignored: {error}", file=sys.stderr, flush=True)
+    _ignored = True
+
+
 def as_number(loss):
     """Returns a loss, a number or a tensor of one, as JSON can say it: None if it is none or not finite."""
-    loss = None if loss is None else float(loss.detach() if hasattr(loss, "detach") else loss)
+    try:
+        loss = None if loss is None else float(loss.detach() if hasattr(loss, "detach") else loss)
+    except NOT_A_NUMBER as error:
+        loss = _ignore("loss", error)
     return loss if loss is not None and math.isfinite(loss) else None
 
 
+_ignored = False
 _reports = None
 _stopping = None  # (name of the signal, when it came)
 _watched = 0      # the process that catches the signals
@@ -114,12 +128,16 @@ def report(step, loss=None, phase=None, waited=0.0):
         return
     if _reports is None or _reports.pid != os.getpid():  # a forked child has its parent's socket and steps
         _reports = _Reports(path)
-    word = {"step": int(step)}
-    if as_number(loss) is not None:
-        word["loss"] = as_number(loss)
+    try:
+        word, waited, _ = {"step": int(step)}, float(waited), float(step)
+    except NOT_A_NUMBER as error:
+        return _ignore("step or waited", error)
+    loss = as_number(loss)
+    if loss is not None:
+        word["loss"] = loss
     if phase:
         word["in"] = str(phase)[:64]
-    _reports.add(word, float(waited), time.monotonic())
+    _reports.add(word, waited, time.monotonic())
 
 
 def stopping():

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
-from ._torch import find
+from ._torch import has_kept_workers
 
 
 def seed_of(*parts: int) -> int:
@@ -84,7 +84,7 @@ class Position:
             loader.load_state_dict(self.loader)
         with keep_generators():
             seed_generators(seed_of(self.seed, self.epoch, rank))
-            if getattr(loader, "persistent_workers", False) and find(loader, "_iterator") is not None:
+            if has_kept_workers(loader):
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # only the first epoch's iterator draws it
             source = iter(loader)
             first = list(itertools.islice(source, 0 if skipped else 1))

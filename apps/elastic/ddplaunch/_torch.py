@@ -104,6 +104,11 @@ def clear_scaler(scaler: Any) -> None:
             scaler.update(scaler.get_scale())
 
 
+def has_kept_workers(loader: Any) -> bool:
+    """Returns whether a DataLoader has workers that outlast its epochs and were started already."""
+    return getattr(loader, "persistent_workers", False) and find(loader, "_iterator") is not None
+
+
 def watch_new_groups(opening: Callable[[], ContextManager]) -> None:
     """Runs the creation of each group of the script within opening()."""
     c10d = dist.distributed_c10d

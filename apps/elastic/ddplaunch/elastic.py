@@ -29,6 +29,7 @@ import io
 import itertools
 import json
 import os
+import pickle
 import select
 import socket
 import sys
@@ -536,22 +537,22 @@ def _split_part(holder: Any) -> Optional[Tuple[str, str]]:
     return None
 
 
-def _refuse_shards(holder: Any, when: str = "is") -> None:
+def _refuse_shards(holder: Any, when: str = "is", call: str = "world.sync()") -> None:
     """Raises ScriptError if an object of world.sync() is split over ranks. It runs before any collective, and alike on all ranks."""
     ddp = torch.nn.parallel.DistributedDataParallel
     if any(isinstance(part, ddp) for part in (holder.modules() if isinstance(holder, torch.nn.Module) else ())):
         place = "" if isinstance(holder, ddp) else f" in a {type(holder).__name__}"
-        raise ScriptError(f"world.sync() got a DistributedDataParallel{place}, which belongs to one attempt: register the module that it "
+        raise ScriptError(f"{call} got a DistributedDataParallel{place}, which belongs to one attempt: register the module that it "
                           "wraps, and wrap that in each attempt")
     found, where = _split_part(holder), ""
     if found is None and not isinstance(holder, (torch.nn.Module, torch.optim.Optimizer)) and not is_scaler(holder):
         if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
-            raise ScriptError(f"world.sync() got a {type(holder).__name__}, which has no state_dict() and load_state_dict()")
+            raise ScriptError(f"{call} got a {type(holder).__name__}, which has no state_dict() and load_state_dict()")
         found = _split_part(holder.state_dict())
         where = "state_dict() " if found else ""
     if found is not None:
         where = f" ({where}{found[0]} is a {found[1]})" if found[0] else ""
-        raise ScriptError(f"world.sync() got a {type(holder).__name__} that {when} split over the ranks{where}. One rank has only its part "
+        raise ScriptError(f"{call} got a {type(holder).__name__} that {when} split over the ranks{where}. One rank has only its part "
                           "of it, and would overwrite the parts of the others. Register objects that are whole on each rank, as under "
                           "DistributedDataParallel; a script with FSDP, tensor parallelism or ZeRO runs without ddplaunch.elastic and "
                           "restarts from its checkpoints")
@@ -797,7 +798,10 @@ class World:
             out = io.BytesIO()
             states = [holder.state_dict() for holder in holders]
             rest = [_beside_state(holder, state) if isinstance(holder, torch.nn.Module) else None for holder, state in zip(holders, states)]
-            torch.save((self._progress.completed, self._progress.position.state_dict(), kinds, states, rest, extra), out)
+            try:
+                torch.save((self._progress.completed, self._progress.position.state_dict(), kinds, states, rest, extra), out)
+            except (AttributeError, TypeError, pickle.PickleError) as error:  # as CyclicLR of PyTorch 1.13
+                raise ScriptError(f"world.sync() cannot pickle the state of one of {kinds}, or `extra`: {error}") from error
             buffer = bytearray(out.getbuffer())
         size = torch.tensor([len(buffer)], device=self._device)
         dist.broadcast(size, root)
@@ -1106,7 +1110,7 @@ def run(*holders: Any, epoch: int = 0, completed: int = 0, backend: Optional[str
     again as a new one: from its checkpoint, if the script loads one. `epoch` and `completed` are the epochs and steps that the loaded
     checkpoint has; a process that starts while others hold a later state takes theirs. `backend` and `timeout` as of rejoin()."""
     for holder in holders:
-        _refuse_shards(holder)
+        _refuse_shards(holder, call="elastic.run()")
     if not any(isinstance(holder, torch.optim.Optimizer) for holder in holders):
         raise ScriptError("elastic.run() got no optimizer: nothing would show when a step begins. Call it as "
                           "@elastic.run(model, optimizer, …), with all objects that a step changes")
