@@ -329,7 +329,7 @@ class _Progress:
     def numbers(self) -> List[Any]:
         """Returns the learning rates and other numbers of the optimizers, and the marks of other objects."""
         def plain(value: Any) -> Any:
-            return value.tolist() if isinstance(value, torch.Tensor) else value
+            return value.tolist() if isinstance(value, torch.Tensor) else _mark(value)
         groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
         return [self._marks(), [{key: plain(value) for key, value in group.items() if key != "params"} for group in groups]]
 
