@@ -663,6 +663,37 @@ class ElasticUnits(unittest.TestCase):
                     for _ in world.batches(torch.utils.data.DataLoader(range(4))):
                         self.make_step()
 
+    def test_a_learning_rate_that_is_set_at_the_beginning_of_an_epoch_and_in_each_batch(self):
+        kept = None
+        for _ in range(2):  # the second time the epoch is resumed in its middle
+            self.progress = elastic._Progress(False)
+            self.progress.position.load_state_dict(kept or {})
+            world = self.sync(self.model, self.optimizer)[0]
+            for _ in world.epochs(1):
+                self.optimizer.param_groups[0]["lr"] = 0.1
+                for _ in world.batches(torch.utils.data.DataLoader(range(4))):
+                    self.optimizer.param_groups[0]["lr"] = 0.01
+                    self.make_step()
+                    kept = self.progress.position.state_dict() if self.progress.position.used else kept
+
+    def test_a_loss_is_read_before_the_lock_is_taken(self):
+        """It may wait for a collective that only the thread that needs this lock aborts."""
+        lock = threading.Lock()
+        loss = types.SimpleNamespace(detach=lambda: self.assertFalse(lock.locked()) or 0.5)
+        link = types.SimpleNamespace(revoked=lambda: None, changed=lock, report=None, send=lambda word: None)
+        world = self.sync(self.model, self.optimizer, link=link)[0]
+        self.make_step()
+        world.step(1, loss=loss)
+        self.assertEqual(link.report["loss"], 0.5)
+
+    def test_an_embedding_that_renorms_its_rows_in_each_forward_pass(self):
+        table = torch.nn.Embedding(4, 2, max_norm=1.0)
+        world = self.sync(self.model, table, self.optimizer)[0]
+        self.make_step()
+        world.step(1)
+        table(torch.tensor([1]))
+        self.assertEqual(self.progress.settle(), 1)
+
     def test_a_script_that_catches_the_errors_of_collectives(self):
         link = types.SimpleNamespace(revoked=lambda: why[0], await_revoke=lambda seconds: why.__setitem__(0, "rank 1 was lost") or True,
                                      changed=contextlib.nullcontext(), report=None, send=lambda word: None)

@@ -127,7 +127,10 @@ def report(step, loss=None, phase=None, waited=0.0):
     if not path:
         return
     if _reports is None or _reports.pid != os.getpid():  # a forked child has its parent's socket and steps
-        _reports = _Reports(path)
+        try:
+            _reports = _Reports(path)
+        except OSError:  # no descriptor is left
+            return
     try:
         word, waited, _ = {"step": int(step)}, float(waited), float(step)
     except NOT_A_NUMBER as error:
@@ -135,8 +138,8 @@ def report(step, loss=None, phase=None, waited=0.0):
     loss = as_number(loss)
     if loss is not None:
         word["loss"] = loss
-    if phase:
-        word["in"] = str(phase)[:64]
+    if isinstance(phase, str) and phase:
+        word["in"] = phase[:64]
     _reports.add(word, waited, time.monotonic())
 
 

@@ -49,6 +49,7 @@ class Position:
         self.used = 0           # batches of this epoch that completed steps have used, of all ranks together
         self.ranks = 1          # ranks that have used them
         self.loader: Any = None  # state_dict() of a StatefulDataLoader after them
+        self.begun: Any = None   # the optimizers' numbers before the first batch of this epoch
 
     def state_dict(self) -> Dict[str, Any]:
         return dict(vars(self))

@@ -76,9 +76,13 @@ def _pieces(tensor: torch.Tensor) -> Tuple[torch.Tensor, ...]:
 
 
 def checksum_of(tensor: torch.Tensor) -> int:
-    """Returns the sum of the tensor's content as whole numbers, which is exact on each device."""
+    """Returns the sum of the tensor's content as whole numbers, which is exact on each device; 0 of one whose bytes are not to be had
+    (sparse, quantized, on the meta device, not initialized)."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return int(sum(piece.view(kinds[piece.element_size()]).sum(dtype=torch.int64) for piece in _pieces(tensor)))
+    try:
+        return int(sum(piece.view(kinds[piece.element_size()]).sum(dtype=torch.int64) for piece in _pieces(tensor)))
+    except (RuntimeError, TypeError, ValueError):
+        return 0
 
 
 def norm_of(tensor: torch.Tensor) -> float:

@@ -28,6 +28,7 @@ import gc
 import io
 import itertools
 import json
+import math
 import os
 import pickle
 import select
@@ -307,7 +308,7 @@ class _Progress:
         modules = self._registered(torch.nn.Module)
         groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
         trained = {id(p) for group in groups for p in group["params"]}
-        self.others = [(p, version_of(p)) for module in modules for p in module.parameters() if id(p) not in trained]
+        self.others = [(p, version_of(p)) for p in self._parameters() if id(p) not in trained]
         self.weights = self.versions()
         parts = [part for module in modules for part in module.modules()]
         # A forward pass changes some buffers (BatchNorm) and does not always count that in their versions.
@@ -321,7 +322,11 @@ class _Progress:
         self.sums = [checksum_of(p) for p in self._parameters()]
 
     def _parameters(self) -> List[torch.nn.Parameter]:
-        return [p for module in self._registered(torch.nn.Module) for p in module.parameters()]
+        """Returns the weights that only an optimizer changes: an embedding with max_norm renorms its rows in each forward pass, to the
+        same values again."""
+        modules = self._registered(torch.nn.Module)
+        renormed = {id(part.weight) for module in modules for part in module.modules() if getattr(part, "max_norm", None) is not None}
+        return [p for module in modules for p in module.parameters() if id(p) not in renormed]
 
     def versions(self) -> List[int]:
         return [version_of(p) for p in self._parameters()]
@@ -336,8 +341,10 @@ class _Progress:
     def compared(self) -> List[Tuple[float, float]]:
         """Returns what all ranks have alike after a step, each with the error of rounding that ranks of different machines have."""
         rates = [value for group in self.numbers()[1] for value in group.values() if isinstance(value, (int, float))]
-        return [*((norm_of(p), max(8 * torch.finfo(p.dtype).eps, 1e-9)) for p in self._parameters() if p.is_floating_point()),
-                *((float(rate), 1e-9) for rate in rates)]
+        norms = [(norm_of(p), max(8 * torch.finfo(p.dtype).eps, 1e-9)) for p in self._parameters() if p.is_floating_point()]
+        # A small weight that crosses zero differs by what rounding is in the large ones.
+        offset = 0.01 * max((norm for norm, _ in norms if math.isfinite(norm)), default=0.0)
+        return [*((norm + offset, error) for norm, error in norms), *((float(rate), 1e-5) for rate in rates)]
 
     def _weights_differ(self) -> bool:
         if self.weights is not None:
@@ -682,12 +689,13 @@ class World:
         self._ready()
         waited, self.waited = self.waited, 0.0
         if self._link:
+            loss = as_number(loss)  # may wait for a collective, and the thread that aborts it needs the lock
             with self._link.changed:
                 if self._link.report is None:  # the last one was sent
                     self._steps.clear()
                 self._steps.add(self.completed, time.monotonic(), waited)
                 self._link.report = {"step": self.completed, **({"in": phase[:64]} if phase else {}),
-                                     **({} if as_number(loss) is None else {"loss": as_number(loss)}),
+                                     **({} if loss is None else {"loss": loss}),
                                      **self._steps.word()}
             if self.revoked is not None and not (by_optimizer and is_counted):
                 raise Revoked(self.revoked)
@@ -747,7 +755,10 @@ class World:
         except TypeError as error:
             raise ScriptError(str(error)) from None
         self._is_in_epoch, progress, position = True, self._progress, self._progress.position
-        if position.used and self._numbers not in (None, progress.numbers()):
+        marks, rates = progress.numbers()
+        if not position.used:
+            position.begun = rates
+        elif self._numbers is not None and (marks != self._numbers[0] or rates not in (self._numbers[1], position.begun)):
             raise ScriptError("the script has changed a learning rate, a scheduler or another registered object at the beginning of an epoch. "
                               "This runs again when the epoch is resumed in its middle: do it behind the batches")
         number, used, completed, weights = 0, position.used, self.completed, progress.versions()
@@ -1124,7 +1135,7 @@ def run(*holders: Any, epoch: int = 0, completed: int = 0, backend: Optional[str
             begun.append(True)
             state["begun"] = True
             if world.source is None:
-                world._progress.position.epoch, world._progress.completed = epoch, completed or None
+                world._progress.position.epoch, world._progress.completed = int(epoch), int(completed) or None
             world.sync(*holders, seed)
             return function(world, *args, **named)
         return functools.wraps(function)(rejoin(attempt, backend=backend, timeout=timeout))
