@@ -339,9 +339,8 @@ int run_bench(int argc, const char* const* argv) {
   if (!world) return fail(world.error().text);
   if (environment->world_size == 1 && world->choice.device == DeviceKind::kGpu)
     return fail(
-        "one rank has no other GPU to send to: start one rank per GPU; train health tests one GPU, --device "
-        "cpu "
-        "measures this host's memory");
+        "one rank has no other GPU to send to: start one rank per GPU; train health tests one GPU, "
+        "--device cpu measures this host's memory");
   Communicator& ranks = *world->communicator;
   if (auto equal = check_equal(ranks, equal_options(options)); !equal) return fail(equal.error().text);
   if (const std::string only = only_over_nccl(options); !only.empty() && world->backend != "nccl")
