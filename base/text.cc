@@ -225,6 +225,21 @@ std::string lower_case(std::string_view text) {
   return lower;
 }
 
+std::vector<std::string_view> split(std::string_view text, char between) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    parts.push_back(text.substr(0, text.find(between)));
+    if (parts.back().size() == text.size()) return parts;
+    text.remove_prefix(parts.back().size() + 1);
+  }
+}
+
+std::vector<std::string_view> split_lines(std::string_view text) {
+  std::vector<std::string_view> lines = split(text, '\n');
+  if (lines.back().empty()) lines.pop_back();
+  return lines;
+}
+
 std::vector<std::string_view> split_at_blanks(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r\n";
   std::vector<std::string_view> words;

@@ -135,6 +135,12 @@ bool is_variable_name(std::string_view name);
 /// Returns the text with ASCII letters in lower case.
 std::string lower_case(std::string_view text);
 
+/// Returns the parts of `text` between which `between` stands. An empty text is one empty part.
+std::vector<std::string_view> split(std::string_view text, char between);
+
+/// Returns the lines of `text` without their ends. An empty text has none.
+std::vector<std::string_view> split_lines(std::string_view text);
+
 /// Returns the words of `text` that blanks, tabs and line ends separate.
 std::vector<std::string_view> split_at_blanks(std::string_view text);
 

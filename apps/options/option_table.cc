@@ -114,13 +114,8 @@ std::string Option::rules_text() const {
 }
 
 std::vector<std::string> split_names(const std::string& names) {
-  std::vector<std::string> parts;
-  for (std::size_t at = 0; at < names.size();) {
-    const std::size_t end = std::min(names.find(',', at), names.size());
-    parts.push_back(names.substr(at, end - at));
-    at = end + 1;
-  }
-  return parts;
+  const auto parts = names.empty() ? std::vector<std::string_view>() : split(names, ',');
+  return {parts.begin(), parts.end()};
 }
 
 namespace {

@@ -147,17 +147,16 @@ Expansion expand_bracket(std::string_view inside, std::size_t limit) {
   if (inside.empty()) return failed(0, "empty brackets; write a range like [01-16]");
   Expansion result;
   std::size_t begin = 0;
-  while (true) {
-    const std::size_t comma = std::min(inside.find(',', begin), inside.size());
-    Expansion item = expand_item(inside.substr(begin, comma - begin), limit);
+  for (const std::string_view part : split(inside, ',')) {
+    Expansion item = expand_item(part, limit);
     if (item.error) return failed(begin + item.error->offset, std::move(item.error->message));
     if (result.words.size() + item.words.size() > limit) {
       return failed(begin, "the range has more than " + std::to_string(limit) + " entries");
     }
     std::move(item.words.begin(), item.words.end(), std::back_inserter(result.words));
-    if (comma == inside.size()) return result;
-    begin = comma + 1;
+    begin += part.size() + 1;
   }
+  return result;
 }
 
 // Returns every head with every tail; the tail varies fastest.
@@ -262,9 +261,8 @@ Expansion expand_ids(std::string_view list, bool repeats) {
   Expansion result;
   std::unordered_set<std::string> seen;
   std::size_t begin = 0;
-  while (true) {
-    const std::size_t comma = std::min(list.find(',', begin), list.size());
-    Expansion item = expand_id(list.substr(begin, comma - begin));
+  for (const std::string_view part : split(list, ',')) {
+    Expansion item = expand_id(part);
     if (item.error) return failed(begin + item.error->offset, std::move(item.error->message));
     if (result.words.size() + item.words.size() > kMaxIds) {
       return failed(begin, "more than " + std::to_string(kMaxIds) + " devices");
@@ -276,9 +274,9 @@ Expansion expand_ids(std::string_view list, bool repeats) {
         return failed(begin, word + " is given twice");
       }
     }
-    if (comma == list.size()) return result;
-    begin = comma + 1;
+    begin += part.size() + 1;
   }
+  return result;
 }
 
 bool is_ipv4(std::string_view text) {

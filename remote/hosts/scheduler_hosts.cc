@@ -93,9 +93,7 @@ class Counter {
 /// Returns the sum over all kinds of "8", "a100:8", "a100:4,v100:4(S:0-1)"; nullopt for an unreadable text.
 std::optional<int> gpu_count(std::string_view text) {
   int sum = 0;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    std::string_view part = text.substr(at, end - at);
+  for (std::string_view part : split(text, ',')) {
     // "(S:0-1)" names the sockets of the GPUs (Slurm's GRES syntax).
     part = part.substr(0, part.find('('));
     if (const std::size_t colon = part.rfind(':'); colon != std::string_view::npos)
@@ -103,7 +101,6 @@ std::optional<int> gpu_count(std::string_view text) {
     const auto number = whole_number(part, kMaxSlots);
     if (!number) return std::nullopt;
     sum += static_cast<int>(*number);
-    at = end + 1;
   }
   return sum > 0 && sum <= kMaxSlots ? std::optional(sum) : std::nullopt;
 }
@@ -150,9 +147,7 @@ Validated<std::vector<std::string>> expand_node_list(std::string_view text, cons
 
 Validated<std::vector<int>> expand_counts(std::string_view text, const std::string& variable) {
   std::vector<int> counts;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    const std::string_view part = text.substr(at, end - at);
+  for (const std::string_view part : split(text, ',')) {
     const std::size_t open = part.find("(x");
     const auto number = whole_number(part.substr(0, open), kMaxSlots);
     // Slurm writes "2(x3),1": three nodes with 2 tasks, and one with 1.
@@ -167,7 +162,6 @@ Validated<std::vector<int>> expand_counts(std::string_view text, const std::stri
     if (counts.size() + *times > kMaxHosts)
       return diagnostic(variable, 0, "more than " + std::to_string(kMaxHosts) + " hosts");
     counts.insert(counts.end(), *times, static_cast<int>(*number));
-    at = end + 1;
   }
   return counts;
 }

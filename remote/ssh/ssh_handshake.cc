@@ -218,14 +218,10 @@ std::optional<ShownKey> server_key(ssh_session session) {
 /// removes signal names in the list of key exchanges, which are no algorithms.
 std::string plain_algorithms(const std::string& algorithms) {
   std::string kept;
-  std::size_t start = 0;
-  while (start < algorithms.size()) {
-    const std::size_t end = std::min(algorithms.find(',', start), algorithms.size());
-    const std::string one = algorithms.substr(start, end - start);
-    if (one.find("-cert-") == std::string::npos && one.rfind("sk-", 0) != 0 &&
-        one.rfind("kex-strict-", 0) != 0 && one.rfind("ext-info-", 0) != 0)
-      kept += (kept.empty() ? "" : ",") + one;
-    start = end + 1;
+  for (const std::string_view one : split(algorithms, ',')) {
+    if (one.find("-cert-") == std::string::npos && !one.starts_with("sk-") &&
+        !one.starts_with("kex-strict-") && !one.starts_with("ext-info-"))
+      kept += (kept.empty() ? "" : ",") + std::string(one);
   }
   return kept;
 }

@@ -25,17 +25,6 @@ constexpr double kMaxBandwidth = 1e9;
 constexpr std::uint64_t kSmallestPart = 4096;  // a smaller limit would fill the directory with parts
 constexpr unsigned long long kMostParts = 1'000'000;
 
-// Calls `visit` with each word between commas. Returns false if it refuses a word.
-template <class Visit>
-bool each_word(std::string_view list, Visit visit) {
-  for (std::size_t at = 0;;) {
-    const std::size_t end = std::min(list.find(',', at), list.size());
-    if (!visit(list.substr(at, end - at))) return false;
-    if (end == list.size()) return true;
-    at = end + 1;
-  }
-}
-
 /// Reads LOW and HIGH with a character between them, or one number that is both.
 std::optional<std::pair<std::uint64_t, std::uint64_t>> read_range(std::string_view text, char between,
                                                                   std::uint64_t most) {
@@ -121,14 +110,11 @@ std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::stri
 std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text) {
   launcher::RankRanges ranges;
   if (text == "all") return ranges;
-  const bool good = each_word(text, [&](std::string_view word) {
+  for (const std::string_view word : split(text, ',')) {
     const auto range = read_range(word, '-', kMaxRank);
-    if (range)
-      ranges.emplace_back(static_cast<std::uint32_t>(range->first),
-                          static_cast<std::uint32_t>(range->second));
-    return range.has_value();
-  });
-  if (!good) return std::nullopt;
+    if (!range) return std::nullopt;
+    ranges.emplace_back(static_cast<std::uint32_t>(range->first), static_cast<std::uint32_t>(range->second));
+  }
   std::sort(ranges.begin(), ranges.end());
   launcher::RankRanges joined;
   for (const auto& range : ranges) {
@@ -162,15 +148,15 @@ std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) 
     choice.others = static_cast<std::uint8_t>(*all);
     return choice;
   }
-  const bool good = each_word(text, [&](std::string_view word) {
-    const std::size_t colon = word.find(':');
-    if (colon == std::string_view::npos) return false;
+  for (const std::string_view word : split(text, ',')) {
+    const std::size_t colon = std::min(word.find(':'), word.size());
     const auto rank = whole_number(word.substr(0, colon), kMaxLocalRank);
-    const auto streams = streams_of(word.substr(colon + 1));
-    if (!rank || !streams) return false;
-    return choice.by_local.emplace(static_cast<int>(*rank), static_cast<std::uint8_t>(*streams)).second;
-  });
-  return good ? std::optional(choice) : std::nullopt;
+    const auto streams = streams_of(word.substr(std::min(colon + 1, word.size())));
+    if (!rank || !streams ||
+        !choice.by_local.emplace(static_cast<int>(*rank), static_cast<std::uint8_t>(*streams)).second)
+      return std::nullopt;
+  }
+  return choice;
 }
 
 bool is_address_range(std::string_view text) {
@@ -272,15 +258,10 @@ ReadValue log_limit_into(launcher::OutputOptions& output) {
 
 std::string absolute_path(std::string_view path, std::string_view base) {
   std::string result(path.starts_with('/') ? std::string_view() : base);
-  std::size_t at = 0;
-  while (at < path.size()) {
-    const std::size_t end = std::min(path.find('/', at), path.size());
-    const std::string_view part = path.substr(at, end - at);
-    if (!part.empty() && part != ".") {
-      if (!result.ends_with('/')) result += '/';
-      result += part;
-    }
-    at = end + 1;
+  for (const std::string_view part : split(path, '/')) {
+    if (part.empty() || part == ".") continue;
+    if (!result.ends_with('/')) result += '/';
+    result += part;
   }
   return result.empty() ? "/" : result;
 }

@@ -160,6 +160,11 @@ TEST_CASE("Digits, names of variables, words and characters are recognized") {
   for (const char* wrong : {"", "1A", "A-B", "BASH_FUNC_x%%", "\xc3\xa9"})
     CHECK_FALSE(ddp::is_variable_name(wrong));
   CHECK(ddp::lower_case("Gpu-01.Example") == "gpu-01.example");
+  CHECK(ddp::split("a,,b", ',') == std::vector<std::string_view>{"a", "", "b"});
+  CHECK(ddp::split("", ',') == std::vector<std::string_view>{""});
+  CHECK(ddp::split_lines("a\n\nb\n") == std::vector<std::string_view>{"a", "", "b"});
+  CHECK(ddp::split_lines("a\nb").size() == 2);
+  CHECK(ddp::split_lines("").empty());
   CHECK(ddp::split_at_blanks(" a\tbc\n").size() == 2);
   CHECK(ddp::split_at_blanks(" \n").empty());
   CHECK(ddp::count_characters("a\xc3\xa9z") == 3);
