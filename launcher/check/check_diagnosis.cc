@@ -588,10 +588,7 @@ std::vector<std::string> trainer_options(const WorkerCommand& command, DeepTest 
 
 /// The trainer's record in `output`; unset if no line holds one.
 std::optional<Json> record_of(const std::string& output) {
-  for (std::size_t begin = 0; begin < output.size();) {
-    const std::size_t end = std::min(output.find('\n', begin), output.size());
-    const std::string_view line(output.data() + begin, end - begin);
-    begin = end + 1;
+  for (const std::string_view line : split_lines(output)) {
     if (!line.starts_with('{')) continue;
     Json json = Json::parse(line, nullptr, false);
     if (json.is_object() && json.value("schema", "") == kSchema && json.contains("passed")) return json;
@@ -603,10 +600,7 @@ std::optional<Json> record_of(const std::string& output) {
 std::string last_lines(const std::string& text) {
   std::string own;
   std::string worker;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string_view line : split_lines(text)) {
     if (line.empty() || line.starts_with(' ')) continue;  // a report is indented
     (line.starts_with("ddplaunch: ") ? own : worker) = line;
   }
@@ -726,11 +720,8 @@ std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const D
 
 std::string deep_table(const DeepRun& run) {
   std::string table;
-  for (std::size_t begin = 0; begin < run.output.size();) {
-    const std::size_t end = std::min(run.output.find('\n', begin), run.output.size());
-    if (run.output[begin] != '{') table += run.output.substr(begin, end - begin) + '\n';
-    begin = end + 1;
-  }
+  for (const std::string_view line : split_lines(run.output))
+    if (!line.starts_with('{')) table += std::string(line) + '\n';
   return table;
 }
 

@@ -393,11 +393,9 @@ void BarFold::set(std::uint32_t rank, int node, std::string_view label, std::str
   entry.label = label;
   entry.rows.clear();
   entry.progress.clear();
-  for (std::size_t at = 0; at <= rows.size();) {
-    const std::size_t end = std::min(rows.find('\n', at), rows.size());
-    entry.rows.emplace_back(rows.substr(at, end - at));
+  for (const std::string_view row : split(rows, '\n')) {
+    entry.rows.emplace_back(row);
     entry.progress.push_back(progress_of(entry.rows.back()));
-    at = end + 1;
   }
 }
 

@@ -105,7 +105,7 @@ int code_of(const Failure& cause) {
 
 /// Keeps a worker's output from controlling the terminal that shows the report. Colors and ASCII control
 /// characters of progress bars are removed; any other unsafe character becomes '?'.
-std::string printable(const std::string& line) {
+std::string printable(std::string_view line) {
   std::string text;
   for (std::size_t i = 0; i < line.size(); ++i) {
     const auto c = static_cast<unsigned char>(line[i]);
@@ -123,13 +123,8 @@ std::string printable(const std::string& line) {
 
 std::string indented(const std::string& text, const std::string& margin) {
   std::string made;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    if (at > 0) made += margin;
-    made += text.substr(at, end - at);
-    made += '\n';
-    at = end + 1;
-  }
+  for (const std::string_view line : split_lines(text))
+    made += (made.empty() ? "" : margin) + std::string(line) + '\n';
   return made.empty() ? "\n" : made;
 }
 
@@ -146,12 +141,9 @@ std::string facts_text(const Failure& root) {
   }
   const Evidence& evidence = root.evidence;
   if (!evidence.oom.empty()) text += "    out of memory: " + printable(evidence.oom) + "\n";
-  for (std::size_t at = 0; at < evidence.xid.size();) {
-    const std::size_t end = std::min(evidence.xid.find('\n', at), evidence.xid.size());
-    const std::string line = evidence.xid.substr(at, end - at);
+  for (const std::string_view line : split_lines(evidence.xid)) {
     text += "    NVIDIA driver: " + printable(line) + "\n";
     if (const std::string meaning = xid_meaning(line); !meaning.empty()) text += "      " + meaning + "\n";
-    at = end + 1;
   }
   if (evidence.exception) {
     const WorkerException& exception = *evidence.exception;

@@ -93,10 +93,7 @@ std::string forget_line(const std::string& host, HistoryTime time) {
 }
 
 void HostHistory::add(std::string_view lines, std::uint32_t writer, bool is_owner) {
-  for (std::size_t at = 0; at < lines.size();) {
-    const std::size_t end = std::min(lines.find('\n', at), lines.size());
-    const std::string_view line = lines.substr(at, end - at);
-    at = end + 1;
+  for (const std::string_view line : split_lines(lines)) {
     if (line.empty() || line.size() > kHistoryLine) continue;
     const Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) continue;

@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
@@ -152,10 +153,7 @@ WorkerException split_exception(std::string_view text) {
 std::string last_frame(std::string_view trace) {
   std::string frame;
   bool code_next = false;
-  for (std::size_t at = 0; at < trace.size();) {
-    const std::size_t end = std::min(trace.find('\n', at), trace.size());
-    const std::string_view line = trace.substr(at, end - at);
-    at = end + 1;
+  for (const std::string_view line : split_lines(trace)) {
     if (std::string place = place_of(line); !place.empty()) {
       frame = std::move(place);
       code_next = true;

@@ -22,16 +22,6 @@ constexpr std::size_t kTails = 16;
 constexpr std::size_t kLongTexts = 4u << 20;
 constexpr std::size_t kShort = 1'000;
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    lines.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return lines;
-}
-
 const char* what_of(Failure::Kind kind) {
   switch (kind) {
     case Failure::Kind::kExited: return "exited";
@@ -212,7 +202,7 @@ class ReportWriter {
     json["ran_s"] = failure.ran ? OrderedJson(in_seconds(*failure.ran)) : OrderedJson();
     json["error"] = ran ? OrderedJson() : error_json(failure.error);
     json["out_of_memory"] = text_or_null(fitted(evidence.oom));
-    json["xid"] = lines_of(fitted(evidence.xid));
+    json["xid"] = split_lines(fitted(evidence.xid));
     const auto exception = exception_of(failure);
     json["exception"] = exception ? exception_json(*exception) : OrderedJson();
     json["waited_for"] = text_or_null(failure.waited_for);

@@ -538,19 +538,16 @@ int xid_number(std::string_view line) {
 
 std::vector<int> hardware_xids(const Failure& failure) {
   std::vector<int> numbers;
-  std::string_view lines = failure.evidence.xid;
-  while (!lines.empty()) {
-    const std::string_view line = lines.substr(0, lines.find('\n'));
+  for (const std::string_view line : split_lines(failure.evidence.xid)) {
     const int number = xid_number(line);
     if (std::ranges::any_of(kXids,
                             [number](const XidRow& row) { return row.number == number && row.hardware; }))
       numbers.push_back(number);
-    lines.remove_prefix(std::min(line.size() + 1, lines.size()));
   }
   return numbers;
 }
 
-std::string xid_meaning(const std::string& line) {
+std::string xid_meaning(std::string_view line) {
   const int number = xid_number(line);
   for (const XidRow& row : kXids) {
     if (row.number == number) return row.meaning;

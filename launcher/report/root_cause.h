@@ -75,7 +75,7 @@ int xid_number(std::string_view line);
 std::vector<int> hardware_xids(const Failure& failure);
 /// Returns the meaning of an Xid line of the NVIDIA driver ("NVRM: Xid (PCI:0000:65:00): 79, …") for the
 /// user; empty: unknown error.
-std::string xid_meaning(const std::string& line);
+std::string xid_meaning(std::string_view line);
 
 /// Returns advice on a root cause whose stderr shows a known pattern; empty: none.
 std::string hint_for(const Failure& root);

@@ -182,15 +182,6 @@ void read_deepspeed_env(const ProcessContext& context, launcher::EnvVars& vars, 
   }
 }
 
-void fail_lines(const std::string& text, Diagnostics& diagnostics) {
-  std::size_t begin = 0;
-  while (begin <= text.size()) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    diagnostics.fail(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-}
-
 }  // namespace
 
 void read_env_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
@@ -207,7 +198,9 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
   }
   auto given = launcher::explicit_env(context.env, options.written.env);
   if (!given) {
-    fail_lines(given.error().text, diagnostics);
+    const std::string why = given.error().text;
+    for (const std::string_view line : split(why, '\n'))
+      diagnostics.fail(std::string(line));
   } else {
     for (const auto& [name, value] : *given) {
       if (is_variable_name(name)) {
