@@ -24,7 +24,6 @@
 #include "launcher/check/check_diagnosis.h"
 #include "launcher/control/history_files.h"
 #include "launcher/master/host_check.h"
-#include "launcher/report/exit_report.h"
 #include "remote/transports/command_transport.h"
 
 namespace ddp {
@@ -33,12 +32,6 @@ namespace {
 /// An agent gives its workers 5 s, and processes that hang need more.
 constexpr std::chrono::milliseconds kCleanTime{60'000};
 constexpr int kExitLeft = 1;
-
-int fail(const Error& error) {
-  const int code = launcher::exit_code_of(error);
-  std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, error.text.c_str());
-  return code;
-}
 
 void say(std::string_view lines) {
   std::fwrite(lines.data(), 1, lines.size(), stderr);
@@ -195,7 +188,7 @@ void check_deep(const RunJob& job, const GivenToken& token, launcher::CheckResul
 
 int check(const RunJob& job, const GivenToken& token) {
   auto asked = ask_hosts(job, token, {job.verb == Verb::kCheck, job.worker_given});
-  if (!asked) return fail(asked.error());
+  if (!asked) return report_exit(asked.error());
   launcher::CheckResult& result = *asked;
   std::vector<launcher::CheckDiagnostic> diagnostics = diagnose_nodes(job.spec, result);
   add_diagnostics(diagnostics, history_diagnostics(job.spec, result, job.bad_record));
@@ -211,27 +204,27 @@ int check(const RunJob& job, const GivenToken& token) {
   if (!printed && code != 0) std::fprintf(stderr, "ddplaunch: %s\n", printed.error().text.c_str());
   if (const std::string last = check_last_line(code, result, job.spec, diagnostics); !last.empty())
     std::fprintf(stderr, "ddplaunch: %s\n", last.c_str());
-  return printed || code != 0 ? code : fail(printed.error());
+  return printed || code != 0 ? code : report_exit(printed.error());
 }
 
 int show_host_history(const RunJob& job) {
   const std::string& directory = job.spec.host_history;
   const auto now = std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now());
   auto history = launcher::read_host_history(directory, now);
-  if (!history) return fail(history.error());
+  if (!history) return report_exit(history.error());
   std::string lines;
   for (const std::string& host : job.forget) {
     const auto records = history->records();
     if (std::ranges::count(records, host, &launcher::HostRecord::host) == 0)
-      return fail({ErrorCode::kUsage,
-                   "no failures of " + host + " in " + directory + "; ddplaunch hosts --history lists them"});
+      return report_exit({ErrorCode::kUsage, "no failures of " + host + " in " + directory +
+                                                 "; ddplaunch hosts --history lists them"});
     lines += launcher::forget_line(host, now);
   }
   if (const auto written = lines.empty() ? Result<>() : launcher::append_host_history(directory, lines);
       !written)
-    return fail(written.error());
+    return report_exit(written.error());
   if (!lines.empty()) history = launcher::read_host_history(directory, now);
-  if (!history) return fail(history.error());
+  if (!history) return report_exit(history.error());
   const auto records = history->records();
   std::string text;
   for (const std::string& host : job.forget) {
@@ -244,22 +237,23 @@ int show_host_history(const RunJob& job) {
   if (!job.history) return text.empty() ? 0 : kExitLeft;
   const Result<> printed = print_result(job.json ? launcher::history_json(records, directory)
                                                  : launcher::history_text(records, directory));
-  return printed ? 0 : fail(printed.error());
+  return printed ? 0 : report_exit(printed.error());
 }
 
 int clean(const RunJob& wanted, const GivenToken& token) {
   RunJob job = wanted;
   if (job.spec.per_node) {
-    return fail({ErrorCode::kUsage,
-                 "its nodes were started by themselves, so ddplaunch cannot reach them; there, agents end "
-                 "their workers without a master"});
+    return report_exit(
+        {ErrorCode::kUsage,
+         "its nodes were started by themselves, so ddplaunch cannot reach them; there, agents end "
+         "their workers without a master"});
   }
   job.spec.start_timeout = std::max(job.spec.start_timeout, kCleanTime);
   auto asked = ask_hosts(job, token, {.clean = true});
-  if (!asked) return fail(asked.error());
+  if (!asked) return report_exit(asked.error());
   const Result<> printed =
       print_result(job.json ? clean_json(job.spec, *asked) : clean_text(job.spec, *asked));
-  if (!printed) return fail(printed.error());
+  if (!printed) return report_exit(printed.error());
   const auto has_left = [](const launcher::CheckedNode& node) {
     return node.facts && !node.facts->left.empty();
   };
