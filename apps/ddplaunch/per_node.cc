@@ -1,7 +1,4 @@
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -10,10 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,11 +56,6 @@ struct PortHolder {
   std::string program;  ///< its short name; empty without a pid
 };
 
-std::string content(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 /// Returns the local addresses, as in the kernel's table, that collide with a listener at `address`. Empty:
 /// all.
 std::vector<std::string> rivals(const std::string& address) {
@@ -93,12 +82,9 @@ bool holds_socket(const fs::path& process, std::uint64_t inode) {
 void find_process(std::uint64_t inode, PortHolder& holder) {
   for (const fs::path& entry : list_directory("/proc")) {
     const std::string name = entry.filename();
-    if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) continue;
-    if (!holds_socket(entry, inode)) continue;
+    if (!is_digits(name) || !holds_socket(entry, inode)) continue;
     holder.pid = static_cast<pid_t>(std::stol(name));
-    std::string program = content(entry / "comm");
-    program.resize(std::min(program.find('\n'), program.size()));
-    holder.program = one_line(program);
+    holder.program = one_line(first_line(entry / "comm"));
     return;
   }
 }
@@ -107,26 +93,6 @@ std::string user_text(uid_t uid) {
   const std::string number = "uid " + std::to_string(uid);
   const auto user = remote::find_user(uid);
   return user ? "user " + one_line(user->name) + " (" + number + ")" : number;
-}
-
-std::vector<asio::ip::address> interface_addresses() {
-  std::vector<asio::ip::address> addresses;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return addresses;
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> interfaces(list, ::freeifaddrs);
-  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr) continue;
-    if (one->ifa_addr->sa_family == AF_INET) {
-      addresses.emplace_back(
-          asio::ip::address_v4(ntohl(reinterpret_cast<const sockaddr_in*>(one->ifa_addr)->sin_addr.s_addr)));
-    } else if (one->ifa_addr->sa_family == AF_INET6) {
-      asio::ip::address_v6::bytes_type bytes;
-      std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr,
-                  bytes.size());
-      addresses.emplace_back(asio::ip::address_v6(bytes));
-    }
-  }
-  return addresses;
 }
 
 /// Returns the addresses of `host` without scopes; empty if it cannot be resolved.
@@ -143,18 +109,11 @@ std::vector<asio::ip::address> addresses_of(const std::string& host) {
 bool is_own_address(const std::string& host) {
   const std::string name = host_name();
   if (is_loopback_host(host) || (!name.empty() && host == name)) return true;
-  const std::vector<asio::ip::address> own = interface_addresses();
-  const std::vector<asio::ip::address> addresses = addresses_of(host);
-  return std::any_of(addresses.begin(), addresses.end(), [&own](const asio::ip::address& address) {
-    return address.is_loopback() || std::find(own.begin(), own.end(), address) != own.end();
+  const auto facts = launcher::gather_node_facts();
+  return std::ranges::any_of(addresses_of(host), [&facts](const asio::ip::address& address) {
+    return address.is_loopback() || (facts && std::ranges::count(facts->hello.interfaces, address.to_string(),
+                                                                 &rendezvous::Interface::address) > 0);
   });
-}
-
-/// Returns the first address of `host`, a name or a numeric address; empty: it has none. It may wait for the
-/// name service.
-std::string first_address(const std::string& host) {
-  const std::vector<asio::ip::address> addresses = addresses_of(host);
-  return addresses.empty() ? "" : addresses.front().to_string();
 }
 
 /// Returns the process that listens at `port` and conflicts with `address` ("localhost" or numeric; any other
@@ -163,7 +122,7 @@ std::string first_address(const std::string& host) {
 std::optional<PortHolder> find_port_holder(const std::string& address, std::uint16_t port) {
   std::map<std::uint64_t, launcher::TcpSocket> sockets;
   for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"})
-    launcher::parse_tcp_table(content(table), sockets);
+    launcher::parse_tcp_table(read_start(table, std::string::npos), sockets);
   const std::vector<std::string> addresses = rivals(address);
   const std::string end = ":" + std::to_string(port);
   std::optional<PortHolder> holder;
@@ -451,7 +410,8 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
 
 /// Warns if this machine, which is node 0, lacks node 0's address. NAT or a service may still lead to it.
 void warn_of_other_machine(const std::string& address) {
-  const std::string found = first_address(address);
+  const std::vector<asio::ip::address> addresses = addresses_of(address);
+  const std::string found = addresses.empty() ? "" : addresses.front().to_string();
   const std::string named = "ddplaunch: warning: --master-addr " + one_line(address);
   if (found.empty()) {
     std::fprintf(stderr, "%s does not resolve on this machine; the other nodes must be able to reach it\n",
