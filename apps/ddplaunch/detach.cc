@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -99,8 +98,7 @@ void add_named_descriptor(std::string_view path, std::vector<unsigned>& kept) {
   for (const std::string_view directory : {"/dev/fd/", "/proc/self/fd/"}) {
     if (!path.starts_with(directory)) continue;
     path.remove_prefix(directory.size());
-    int number = 0;
-    std::from_chars(path.data(), path.data() + path.size(), number);
+    const int number = leading_number<int>(path).value_or(0);
     if (number > STDERR_FILENO) kept.push_back(static_cast<unsigned>(number));
   }
 }

@@ -16,13 +16,13 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <utility>
 
 #include "base/files.h"
 #include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -564,11 +564,8 @@ std::string pipe_reader(int fd) {
   if (error) return {};
   for (const fs::path& entry : list_directory("/proc")) {
     const std::string pid = entry.filename().string();
-    if (!std::all_of(pid.begin(), pid.end(), [](char c) { return c >= '0' && c <= '9'; })) continue;
-    if (pid == std::to_string(::getpid()) || !has_read_end(entry, pipe)) continue;
-    std::string name;
-    std::getline(std::ifstream(entry / "comm"), name);
-    return name + " (pid " + pid + ")";
+    if (!is_digits(pid) || pid == std::to_string(::getpid()) || !has_read_end(entry, pipe)) continue;
+    return first_line(entry / "comm") + " (pid " + pid + ")";
   }
   return {};
 }
