@@ -25,6 +25,7 @@ namespace {
 /// The bytes of short_attempts.txt that are read at a time. The files of an attempt have 64 KiB at most.
 constexpr std::size_t kPartBytes = 4u << 20;
 constexpr std::size_t kTimesBytes = 32u << 20;
+constexpr std::size_t kOnePart = 256u << 10;
 
 /// Reads "==> attempt_7/rank_00000.stderr, 512 bytes <==". `size`: the number in it.
 std::optional<LogKey> key_of_head(std::string_view line, std::size_t& size) {
@@ -63,10 +64,30 @@ std::optional<LogKey> key_of(std::uint32_t attempt, std::string_view name) {
   return key;
 }
 
+UniqueFd open_job_file(const std::string& path) {
+  return UniqueFd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+}
+
+void visit_new_lines(int fd, std::string& rest, const std::function<void(std::string_view line)>& visit,
+                     std::size_t most, std::size_t longest) {
+  std::string part(kOnePart, '\0');
+  for (std::size_t all = 0; all < most;) {
+    const ssize_t count = ::read(fd, part.data(), part.size());
+    if (count <= 0) return;
+    all += static_cast<std::size_t>(count);
+    rest.append(part, 0, static_cast<std::size_t>(count));
+    std::size_t at = 0;
+    const std::size_t searched = rest.size() - static_cast<std::size_t>(count);
+    for (std::size_t end = searched; (end = rest.find('\n', end)) != std::string::npos; at = ++end)
+      visit(std::string_view(rest).substr(at, end - at));
+    rest.erase(0, at);
+    if (rest.size() > longest) rest.clear();
+  }
+}
+
 std::vector<ShortLog> read_short_attempts(const std::string& directory, std::uint64_t& read) {
   std::vector<ShortLog> logs;
-  const UniqueFd fd(
-      ::open((directory + "/short_attempts.txt").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  const UniqueFd fd = open_job_file(directory + "/short_attempts.txt");
   if (!fd) return logs;
   std::string part(kPartBytes, '\0');
   for (;;) {
@@ -120,14 +141,10 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr std::size_t kLongEvent = 1u << 20;
 constexpr std::size_t kJournalBytes = 32u << 20;
 
-UniqueFd open_journal(const std::string& path) {
-  return UniqueFd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-}
-
 }  // namespace
 
 JournalTail::JournalTail(const std::string& directory, bool from_begin)
-    : path_(directory + "/events.jsonl"), fd_(open_journal(path_)) {
+    : path_(directory + "/events.jsonl"), fd_(open_job_file(path_)) {
   if (fd_ && !from_begin) ::lseek(fd_.get(), 0, SEEK_END);
 }
 
@@ -138,17 +155,8 @@ bool JournalTail::was_replaced() const {
 }
 
 void JournalTail::read_rest(std::vector<std::string>& lines) {
-  char part[16384];
-  for (;;) {
-    const ssize_t count = ::read(fd_.get(), part, sizeof part);
-    if (count <= 0) return;
-    rest_.append(part, static_cast<std::size_t>(count));
-    std::size_t at = 0;
-    for (std::size_t end = 0; (end = rest_.find('\n', at)) != std::string::npos; at = end + 1)
-      lines.push_back(rest_.substr(at, end - at));
-    rest_.erase(0, at);
-    if (rest_.size() > kLongEvent) rest_.clear();
-  }
+  const auto take = [&lines](std::string_view line) { lines.emplace_back(line); };
+  visit_new_lines(fd_.get(), rest_, take, std::string::npos, kLongEvent);
 }
 
 std::vector<std::string> JournalTail::new_lines() {
@@ -159,7 +167,7 @@ std::vector<std::string> JournalTail::new_lines() {
     if (!replaced) return lines;
     rest_.clear();
   }
-  fd_ = open_journal(path_);
+  fd_ = open_job_file(path_);
   if (fd_) read_rest(lines);
   return lines;
 }
@@ -235,7 +243,6 @@ using std::chrono::milliseconds;
 constexpr std::size_t kFirstBytes = 4u << 20;
 constexpr std::size_t kLeastStreamBytes = 4u << 10;
 constexpr std::size_t kMostTimedBytes = 16u << 20;
-constexpr std::size_t kOnePart = 256u << 10;
 /// A stream that is written faster than this continues with its last bytes.
 constexpr std::uint64_t kMostBehind = 1u << 20;
 /// The time of a line that is read while the job runs: read() is called once a second.
@@ -282,9 +289,7 @@ OutputTail::OutputTail(std::string job_directory, std::uint32_t attempt, std::op
       id_(new_id()) {}
 
 void OutputTail::read() {
-  if (!read_any_)
-    timed_ = UniqueFd(
-        ::open((directory_ + "/lines.jsonl").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  if (!read_any_) timed_ = open_job_file(directory_ + "/lines.jsonl");
   if (timed_) {
     read_timed_lines();
   } else {
@@ -322,7 +327,7 @@ void OutputTail::read_stream(const StreamKey& key, Stream& stream,
     if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
     const auto size = static_cast<std::uint64_t>(status.st_size);
     if (size <= stream.read) continue;
-    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+    const UniqueFd fd = open_job_file(path);
     if (!fd) continue;
     const std::uint64_t most = read_any_ ? kMostBehind : budget;
     const bool skips = size - stream.read > most;
@@ -375,26 +380,17 @@ void OutputTail::read_timed_lines() {
     if (::lseek(timed_.get(), std::max<off_t>(0, end - most), SEEK_SET) > 0) timed_rest_ = "cut";
   }
   const std::string of_rank = rank_ ? "\"rank\":" + std::to_string(*rank_) + ',' : "";
-  std::string part(kOnePart, '\0');
-  for (std::size_t all = 0; all < 2 * kMostTimedBytes;) {
-    const ssize_t count = ::read(timed_.get(), part.data(), part.size());
-    if (count <= 0) return;
-    all += static_cast<std::size_t>(count);
-    timed_rest_.append(part, 0, static_cast<std::size_t>(count));
-    std::size_t at = 0;
-    for (std::size_t end = 0; (end = timed_rest_.find('\n', at)) != std::string::npos; at = end + 1) {
-      const std::string_view text = std::string_view(timed_rest_).substr(at, end - at);
-      if (text.find(of_rank) == std::string_view::npos) continue;
-      const OrderedJson json = OrderedJson::parse(without_lone_surrogates(std::string(text)), nullptr, false);
-      const auto rank = number_in(json, "rank");
-      if (!rank || (rank_ && *rank != *rank_)) continue;
-      new_.push_back({parse_moment(launcher::text_of(json, "time"), milliseconds(0)), milliseconds(0), *rank,
-                      launcher::text_of(json, "stream") == "stderr", launcher::text_of(json, "line")});
-    }
-    timed_rest_.erase(0, at);
+  const auto take = [&](std::string_view text) {
+    if (text.find(of_rank) == std::string_view::npos) return;
+    const OrderedJson json = OrderedJson::parse(without_lone_surrogates(std::string(text)), nullptr, false);
+    const auto rank = number_in(json, "rank");
+    if (!rank || (rank_ && *rank != *rank_)) return;
+    new_.push_back({parse_moment(launcher::text_of(json, "time"), milliseconds(0)), milliseconds(0), *rank,
+                    launcher::text_of(json, "stream") == "stderr", launcher::text_of(json, "line")});
     // Only the newest are kept anyway.
     if (new_.size() > 2 * kMostLines) new_.erase(new_.begin(), new_.end() - kMostLines);
-  }
+  };
+  visit_new_lines(timed_.get(), timed_rest_, take, 2 * kMostTimedBytes);
 }
 
 void OutputTail::add_bytes(const StreamKey& key, Stream& stream, std::string_view bytes, Line line) {
@@ -404,8 +400,8 @@ void OutputTail::add_bytes(const StreamKey& key, Stream& stream, std::string_vie
 }
 
 void OutputTail::add_lines(const StreamKey& key, std::string_view lines, const Line& like) {
-  for (std::size_t at = 0, end = 0; (end = lines.find('\n', at)) != std::string_view::npos; at = end + 1)
-    new_.push_back({like.time, like.margin, key.first, key.second, std::string(lines.substr(at, end - at))});
+  for (const std::string_view line : split_lines(lines))
+    new_.push_back({like.time, like.margin, key.first, key.second, std::string(line)});
 }
 
 void OutputTail::take_new() {

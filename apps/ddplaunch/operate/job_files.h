@@ -41,6 +41,15 @@ struct ShortLog {
   std::string text;
 };
 
+/// Opens a file of a job to read it, without waiting. Links are not followed.
+UniqueFd open_job_file(const std::string& path);
+
+/// Calls `visit` for each line that a file has got since the last call, without its end. `rest` is the
+/// beginning of the next line; one with more than about `longest` bytes is dropped. Reads about `most` bytes
+/// at most. Blocks on the disk.
+void visit_new_lines(int fd, std::string& rest, const std::function<void(std::string_view line)>& visit,
+                     std::size_t most = std::string::npos, std::size_t longest = std::string::npos);
+
 /// Returns the files that were moved there behind the byte `read`, and moves `read` behind them. Blocks.
 std::vector<ShortLog> read_short_attempts(const std::string& directory, std::uint64_t& read);
 

@@ -1,6 +1,5 @@
 #include "apps/ddplaunch/operate/job_files.h"
 
-#include <fcntl.h>
 #include <regex.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -77,24 +76,15 @@ std::size_t hash_of(std::string_view line) {
 
 /// Reads what the file has got since the last call. Forgets lines from before `from`.
 void read_times(TimedLines& timed, milliseconds from) {
-  std::string part(kOneRead, '\0');
-  for (;;) {
-    const ssize_t count = ::read(timed.fd.get(), part.data(), part.size());
-    if (count <= 0) return;
-    timed.rest.append(part, 0, static_cast<std::size_t>(count));
-    std::size_t at = 0;
-    for (std::size_t end = 0; (end = timed.rest.find('\n', at)) != std::string::npos; at = end + 1) {
-      const OrderedJson line =
-          OrderedJson::parse(std::string_view(timed.rest).substr(at, end - at), nullptr, false);
-      const auto rank = number_in(line, "rank");
-      if (!rank) continue;  // the line has bytes that are not UTF-8
-      const auto time = parse_moment(launcher::text_of(line, "time"), milliseconds(0));
-      if (!time || *time < from) continue;
-      timed.lines[{*rank, launcher::text_of(line, "stream")}].emplace_back(
-          *time, hash_of(launcher::without_colours(launcher::text_of(line, "line"))));
-    }
-    timed.rest.erase(0, at);
-  }
+  visit_new_lines(timed.fd.get(), timed.rest, [&](std::string_view text) {
+    const OrderedJson line = OrderedJson::parse(text, nullptr, false);
+    const auto rank = number_in(line, "rank");
+    if (!rank) return;  // the line has bytes that are not UTF-8
+    const auto time = parse_moment(launcher::text_of(line, "time"), milliseconds(0));
+    if (!time || *time < from) return;
+    timed.lines[{*rank, launcher::text_of(line, "stream")}].emplace_back(
+        *time, hash_of(launcher::without_colours(launcher::text_of(line, "line"))));
+  });
 }
 
 struct LogFile {
@@ -386,7 +376,7 @@ class LogPrinter {
         const std::string file_name = path.filename().string();
         const auto key = key_of(*attempt, file_name);
         if (!key || !selects(*key) || files_.contains(*key)) continue;
-        UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+        UniqueFd fd = open_job_file(path.string());
         if (!fd && errno != ENOENT) return system_error(errno, path.string());
         if (!fd) continue;
         LogFile& file = add_file(*key);
@@ -419,8 +409,7 @@ class LogPrinter {
     if (!wants_times_ && !options_.since) return false;
     auto found = timed_.find(attempt);
     if (found == timed_.end()) {
-      UniqueFd fd(
-          ::open((directory / "lines.jsonl").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+      UniqueFd fd = open_job_file((directory / "lines.jsonl").string());
       if (!fd) return false;
       if (!looked_ && options_.attach) ::lseek(fd.get(), 0, SEEK_END);
       found = timed_.emplace(attempt, TimedLines{std::move(fd), "", {}}).first;
@@ -509,8 +498,8 @@ class LogPrinter {
   }
 
   void take_lines(const LogKey& key, LogFile& file, std::string_view lines, std::optional<LineTime> time) {
-    for (std::size_t at = 0, end = 0; (end = lines.find('\n', at)) != std::string::npos; at = end + 1)
-      take_line(key, file, lines.substr(at, end - at), time);
+    for (const std::string_view line : split_lines(lines))
+      take_line(key, file, line, time);
   }
 
   /// Returns the time of the next line of a stream with this text; unset: lines.jsonl does not have it.
