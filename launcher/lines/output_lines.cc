@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/result.h"
+#include "base/text.h"
 
 namespace ddp::launcher {
 
@@ -267,13 +268,8 @@ std::vector<std::string> StderrTail::lines() const {
   // than a copy.
   assembler.add(ring_.substr(next_) + ring_.substr(0, next_), all);
   assembler.finish(all);
-  std::vector<std::string> found;
-  std::string_view rest = all;
-  while (!rest.empty()) {
-    const std::size_t end = rest.find('\n');
-    found.emplace_back(rest.substr(0, end));
-    rest.remove_prefix(end + 1);
-  }
+  const auto lines = split_lines(all);
+  std::vector<std::string> found(lines.begin(), lines.end());
   // The oldest line lacks its beginning. A traceback without it reads better than with half a line.
   if (overwritten_ && !found.empty()) {
     if (found.size() > 1) {
@@ -301,31 +297,6 @@ bool is_plain(unsigned char c) {
   return c >= 0x20 && c < 0x7f && c != '"' && c != '\\';
 }
 
-bool continues(std::string_view bytes, std::size_t at) {
-  return at < bytes.size() && (static_cast<unsigned char>(bytes[at]) & 0xc0) == 0x80;
-}
-
-/// Returns the length of the UTF-8 sequence at `at`; 0 when it is invalid (overlong, a surrogate, or above
-/// U+10FFFF).
-std::size_t sequence_at(std::string_view bytes, std::size_t at) {
-  const auto first = static_cast<unsigned char>(bytes[at]);
-  // 0xc0 and 0xc1 would be overlong, and 0xf5 and above lie beyond U+10FFFF (RFC 3629).
-  const std::size_t length = first < 0x80   ? 1
-                             : first < 0xc2 ? 0
-                             : first < 0xe0 ? 2
-                             : first < 0xf0 ? 3
-                             : first < 0xf5 ? 4
-                                            : 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if (!continues(bytes, at + i)) return 0;
-  }
-  if (length < 3) return length;
-  const auto second = static_cast<unsigned char>(bytes[at + 1]);
-  const bool overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
-  const bool outside = (first == 0xed && second >= 0xa0) || (first == 0xf4 && second >= 0x90);
-  return overlong || outside ? 0 : length;
-}
-
 void append_control(unsigned char c, std::string& out) {
   switch (c) {
     case '"': out += "\\\""; return;
@@ -349,17 +320,17 @@ void append_json_string(std::string_view bytes, std::string& out) {
     if (end == bytes.size()) break;
     at = end;
     const auto c = static_cast<unsigned char>(bytes[at]);
-    const std::size_t length = sequence_at(bytes, at);
-    if (length == 1) {
-      append_control(c, out);
-    } else if (length == 0) {
+    const Utf8Character character = first_character(bytes.substr(at));
+    if (!character.valid) {
       // Surrogateescape (PEP 383): the byte 0xNN becomes U+DCNN, which no valid UTF-8 has, so that the way
       // back is unique.
       append_escape(0xdc00U + c, out);
+    } else if (character.length == 1) {
+      append_control(c, out);
     } else {
-      out += bytes.substr(at, length);
+      out += bytes.substr(at, character.length);
     }
-    at += length == 0 ? 1 : length;
+    at += character.length;
   }
   out += '"';
 }
