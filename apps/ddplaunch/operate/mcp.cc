@@ -268,13 +268,9 @@ class McpServer {
     const Json message = Json::parse(line, bounded, false);
     if (deep) return refuse(Json(), kInvalidRequest, "a message is nested too deeply");
     if (message.is_discarded()) return refuse(Json(), kParseError, "a line is no JSON");
-    const auto text_of = [&message](const char* key) {
-      const auto found = message.find(key);
-      return found != message.end() && found->is_string() ? found->get<std::string>() : std::string();
-    };
-    if (!message.is_object() || text_of("jsonrpc") != "2.0")
+    if (launcher::text_of(message, "jsonrpc") != "2.0")
       return refuse(Json(), kInvalidRequest, "a message is no request of JSON-RPC 2.0; there are no batches");
-    const std::string method = text_of("method");
+    const std::string method = launcher::text_of(message, "method");
     const Json params = message.value("params", Json::object());
     if (!message.contains("id")) return take_notification(method, params);
     const Json& id = message["id"];

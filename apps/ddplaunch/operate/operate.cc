@@ -314,12 +314,10 @@ Result<std::string> show_status(const OperateOptions& options, const JobEntry& j
   return key.dump();
 }
 
-int top(const OperateOptions& options, const JobEntry& job);
+int top(const JobEntry& job);
 
 int status(const OperateOptions& options, const JobEntry& job) {
-  if (options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1) return top(options, job);
-  if (options.watch && state_of(job).kind == Kind::kElsewhere)
-    return fail({ErrorCode::kUsage, out_of_reach(job, state_of(job), Verb::kStatus)});
+  if (options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1) return top(job);
   std::string last;
   for (;;) {
     auto shown = show_status(options, job, last);
@@ -357,9 +355,7 @@ int had_ended(const JobEntry& job, const RunState& state) {
 }
 
 int wait(const OperateOptions& options, const JobEntry& job) {
-  const RunState state = state_of(job);
-  if (state.kind == Kind::kElsewhere) return fail({ErrorCode::kUsage, out_of_reach(job, state, Verb::kWait)});
-  if (state.kind == Kind::kRunning) {
+  if (state_of(job).kind == Kind::kRunning) {
     if (const auto waited = wait_for_end(job); !waited) return fail(waited.error());
   }
   return report_end(options, job, Verb::kWait);
@@ -367,7 +363,6 @@ int wait(const OperateOptions& options, const JobEntry& job) {
 
 int stop(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  if (state.kind == Kind::kElsewhere) return fail({ErrorCode::kUsage, out_of_reach(job, state, Verb::kStop)});
   if (state.kind == Kind::kRunning) {
     const auto asked = ask_running_job(job, "POST", options.now ? "/v1/stop?now" : "/v1/stop", kAnswerTime);
     // The job may have ended meanwhile.
@@ -387,8 +382,6 @@ int stop(const OperateOptions& options, const JobEntry& job) {
 
 int attach(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  if (state.kind == Kind::kElsewhere)
-    return fail({ErrorCode::kUsage, out_of_reach(job, state, Verb::kAttach)});
   if (state.kind == Kind::kRunning) {
     const auto ended = print_logs(options, job);
     if (!ended) return fail(ended.error());
@@ -406,10 +399,9 @@ int attach(const OperateOptions& options, const JobEntry& job) {
 
 int show_page(Verb verb, const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  const bool served = verb == Verb::kDashboard;
-  if (state.kind == Kind::kDeleted || (served && state.kind == Kind::kElsewhere))
-    return fail({ErrorCode::kUsage, out_of_reach(job, state, verb)});
-  const Result<> shown = served ? serve_page(options, {.only = job}) : write_report(options, job);
+  if (state.kind == Kind::kDeleted) return fail({ErrorCode::kUsage, out_of_reach(job, state, verb)});
+  const Result<> shown =
+      verb == Verb::kDashboard ? serve_page(options, {.only = job}) : write_report(options, job);
   return shown ? 0 : fail(shown.error());
 }
 
@@ -586,10 +578,7 @@ int ask_running(Verb verb, const OperateOptions& options, const JobEntry& job) {
 }
 
 /// Ends with the picture of the end, which stays on the terminal.
-int top(const OperateOptions& options, const JobEntry& job) {
-  if (state_of(job).kind == Kind::kElsewhere)
-    return fail(
-        {ErrorCode::kUsage, out_of_reach(job, state_of(job), options.watch ? Verb::kStatus : Verb::kTop)});
+int top(const JobEntry& job) {
   if (::isatty(STDOUT_FILENO) != 1)
     return fail(
         {ErrorCode::kUsage,
@@ -745,6 +734,14 @@ int run_verb(Verb verb, const std::vector<std::string>& args, const ProcessConte
   const bool ends = verb == Verb::kStop || verb == Verb::kClean;
   const auto job = find_job(candidates, options.job, ends);
   if (!job) return fail(job.error());
+  // What goes on with a job is known only where its ddplaunch runs.
+  const bool follows = verb == Verb::kStatus ? options.watch
+                       : verb == Verb::kLogs
+                           ? options.follow
+                           : verb == Verb::kTop || verb == Verb::kAttach || verb == Verb::kDashboard ||
+                                 verb == Verb::kStop || verb == Verb::kWait;
+  if (const RunState state = state_of(*job); follows && state.kind == Kind::kElsewhere)
+    return fail({ErrorCode::kUsage, out_of_reach(*job, state, verb)});
   switch (verb) {
     case Verb::kRun:
     case Verb::kCheck:
@@ -753,10 +750,8 @@ int run_verb(Verb verb, const std::vector<std::string>& args, const ProcessConte
     case Verb::kMcp:
     case Verb::kRm: break;
     case Verb::kStatus: return status(options, *job);
-    case Verb::kTop: return top(options, *job);
+    case Verb::kTop: return top(*job);
     case Verb::kLogs: {
-      if (options.follow && state_of(*job).kind == Kind::kElsewhere)
-        return fail({ErrorCode::kUsage, out_of_reach(*job, state_of(*job), verb)});
       const auto printed = print_logs(options, *job);
       return printed ? 0 : fail(printed.error());
     }
