@@ -4,7 +4,6 @@
 #include <limits>
 #include <map>
 #include <string_view>
-#include <tuple>
 
 #include "apps/ddplaunch/options/option_readers.h"
 #include "apps/ddplaunch/options/options.h"
@@ -79,12 +78,7 @@ void add_page_options(OperateOptions& options) {
        .details =
            "Without it, 127.0.0.1 and a free port. Data are not encrypted, so use another address only in a "
            "network that you trust."},
-      [&options](const std::string& text) -> std::string {
-        const auto place = read_listen(text);
-        if (!place) return kListenForm;
-        std::tie(options.address, options.port) = *place;
-        return "";
-      });
+      listen_into(options.address, options.port));
   options.table.value(
       {.names = "--token-file",
        .value = "FILE",

@@ -514,12 +514,7 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
        .details =
            "Of a name, the first address counts. Nothing is encrypted, and no token is asked for. A metrics "
            "reader of your own user can use the control socket instead."},
-      [&job](const std::string& text) -> std::string {
-        const auto place = read_listen(text);
-        if (!place) return kListenForm;
-        std::tie(job.registration.metrics.address, job.registration.metrics.port) = *place;
-        return "";
-      });
+      listen_into(job.registration.metrics.address, job.registration.metrics.port));
   table.value({.names = "--metrics-linger",
                .value = "TIME",
                .help = "go on serving the last metrics for this time after the job's end",

@@ -184,6 +184,17 @@ bool is_bandwidth(std::string_view text) {
   return parse_number(text, value) && value > 0 && value <= kMaxBandwidth;
 }
 
+ReadValue listen_into(std::string& address, std::uint16_t& port) {
+  return [&](const std::string& text) -> std::string {
+    auto parts = split_endpoint(text);
+    const auto number = parse_number<std::uint16_t>(parts ? parts->port.value_or("") : "");
+    if (!number || parts->host.empty()) return ": give ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080";
+    address = std::move(parts->host);
+    port = *number;
+    return "";
+  };
+}
+
 ReadValue path_into(std::string& field, std::string base) {
   return [&field, base = std::move(base)](const std::string& text) {
     field = absolute_path(text, base);
@@ -264,13 +275,6 @@ std::string absolute_path(std::string_view path, std::string_view base) {
     result += part;
   }
   return result.empty() ? "/" : result;
-}
-
-std::optional<std::pair<std::string, std::uint16_t>> read_listen(std::string_view text) {
-  auto parts = split_endpoint(text);
-  const auto port = parse_number<std::uint16_t>(parts ? parts->port.value_or("") : "");
-  if (!port || parts->host.empty()) return std::nullopt;
-  return std::pair(std::move(parts->host), *port);
 }
 
 }  // namespace ddp

@@ -58,17 +58,14 @@ bool is_bandwidth(std::string_view text);
 /// Returns what is wrong with the name or address of node 0, as a reader does; empty: nothing.
 std::string host_problem(std::string_view host);
 
-/// Reads ADDRESS:PORT, an IPv6 address in brackets.
-std::optional<std::pair<std::string, std::uint16_t>> read_listen(std::string_view text);
-/// What an error about such a text says.
-inline constexpr char kListenForm[] = ": give ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080";
-
 /// The functions below return readers, whose fields must outlive them.
 
 /// The rule and number of workers: N, from 1 to 65535, or one of procs_words().
 ReadValue procs_into(rendezvous::ProcsWanted& field);
 /// An endpoint, with its port or without.
 ReadValue endpoint_into(std::optional<RendezvousEndpoint>& field);
+/// ADDRESS:PORT, an IPv6 address in brackets.
+ReadValue listen_into(std::string& address, std::uint16_t& port);
 /// A path, made absolute against `base`.
 ReadValue path_into(std::string& field, std::string base);
 /// The name of a program, searched in PATH, or its path as in path_into().
