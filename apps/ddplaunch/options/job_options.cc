@@ -567,36 +567,6 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
               .help = "print the verbs and the options that most jobs use; --help all: all options"});
 }
 
-}  // namespace
-
-JobOptions::JobOptions(const std::string& cwd) : table(kUsage, true) {
-  JobSpec& spec = job.spec;
-  add_hosts(table, spec, written);
-  table.group("Start", "",
-              "ddplaunch --hostfile hosts --ssh-config ~/cluster_ssh --network 10.1.0.0/16 train");
-  add_meeting(table, spec, written, cwd);
-  add_ssh(table, spec, cwd);
-  add_network(table, spec, written);
-  add_worker(table, spec, written, cwd);
-  add_failure(table, spec, written);
-  add_history(table, written, cwd);
-  add_output_options(*this, cwd);
-  add_job(table, job, written, cwd);
-}
-
-std::vector<std::string> JobOptions::broken_rules() const {
-  std::vector<std::string> circumstances;
-  if (job.verb != Verb::kRun) circumstances.push_back("ddplaunch " + verb_name(job.verb));
-  if (job.spec.per_node) circumstances.emplace_back(kPerNode);
-  return table.broken_rules(circumstances, [&](const Option& option) {
-    return std::ranges::none_of(sources, [&](const GivenOption& given) {
-      return !given.in_settings && table.find(given.name) == &option;
-    });
-  });
-}
-
-namespace {
-
 using launcher::Bars;
 using launcher::ConsolePolicy;
 using launcher::OutputOptions;
@@ -687,6 +657,37 @@ void add_files(OptionTable& table, launcher::JobSpec& spec, const std::string& c
              spec.verbose);
 }
 
+}  // namespace
+
+JobOptions::JobOptions(const std::string& cwd) : table(kUsage, true) {
+  JobSpec& spec = job.spec;
+  add_hosts(table, spec, written);
+  table.group("Start", "",
+              "ddplaunch --hostfile hosts --ssh-config ~/cluster_ssh --network 10.1.0.0/16 train");
+  add_meeting(table, spec, written, cwd);
+  add_ssh(table, spec, cwd);
+  add_network(table, spec, written);
+  add_worker(table, spec, written, cwd);
+  add_failure(table, spec, written);
+  add_history(table, written, cwd);
+  add_shown(table, spec.output);
+  add_files(table, spec, cwd);
+  add_job(table, job, written, cwd);
+}
+
+std::vector<std::string> JobOptions::broken_rules() const {
+  std::vector<std::string> circumstances;
+  if (job.verb != Verb::kRun) circumstances.push_back("ddplaunch " + verb_name(job.verb));
+  if (job.spec.per_node) circumstances.emplace_back(kPerNode);
+  return table.broken_rules(circumstances, [&](const Option& option) {
+    return std::ranges::none_of(sources, [&](const GivenOption& given) {
+      return !given.in_settings && table.find(given.name) == &option;
+    });
+  });
+}
+
+namespace {
+
 /// `workers` is the number per node; 0: unknown.
 void check_streams(const launcher::StreamChoice& choice, const char* option, int workers,
                    Diagnostics& diagnostics) {
@@ -697,11 +698,6 @@ void check_streams(const launcher::StreamChoice& choice, const char* option, int
 }
 
 }  // namespace
-
-void add_output_options(JobOptions& options, const std::string& cwd) {
-  add_shown(options.table, options.job.spec.output);
-  add_files(options.table, options.job.spec, cwd);
-}
 
 void check_output_options(JobOptions& options, Diagnostics& diagnostics) {
   const launcher::JobSpec& spec = options.job.spec;

@@ -111,7 +111,6 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
 /// Returns the directory for the state of programs; empty: neither XDG_STATE_HOME nor HOME names one.
 std::string state_directory(const ProcessContext& context);
 
-void add_output_options(JobOptions& options, const std::string& cwd);
 /// Checks the options about the workers' output against each other.
 void check_output_options(JobOptions& options, Diagnostics& diagnostics);
 
