@@ -33,16 +33,6 @@ std::string listed(const remote::Host& host) {
 
 using ParsedHosts = remote::Validated<std::vector<remote::Host>>;
 
-bool set_hosts(ParsedHosts checked, std::vector<remote::Host>& hosts, Diagnostics& diagnostics) {
-  if (checked) {
-    hosts = std::move(*checked);
-    return true;
-  }
-  for (const remote::Diagnostic& problem : checked.error().list)
-    diagnostics.fail(to_text(problem));
-  return false;
-}
-
 /// A variable by which a scheduler names the hosts of a job: the list itself, or a file with the list.
 struct SchedulerSource {
   const char* variable;
@@ -58,99 +48,81 @@ constexpr SchedulerSource kSources[] = {
     {"DLTS_HOSTFILE", true, remote::parse_hostfile}};
 constexpr char kSlurmList[] = "SLURM_JOB_NODELIST";
 
-/// Reads the list of hosts from where the options say. Each function returns false after an error.
-class HostListReader {
- public:
-  HostListReader(const ProcessContext& context, std::vector<remote::Host>& hosts, Diagnostics& diagnostics)
-      : context_(context), hosts_(hosts), diagnostics_(diagnostics) {}
-
-  /// Reads the hostfile of an option, "-" from standard input. `advice` ends the message about a missing
-  /// file.
-  bool from_file(const std::string& option, const std::string& path, const char* advice);
-  /// --hosts-from slurm
-  bool from_slurm();
-  /// --hosts-from env
-  bool from_environment();
-
- private:
-  bool fail(const std::string& text) {
-    diagnostics_.fail(text);
-    return false;
-  }
-  bool set_hosts(ParsedHosts parsed) { return ddp::set_hosts(std::move(parsed), hosts_, diagnostics_); }
-
-  const ProcessContext& context_;
-  std::vector<remote::Host>& hosts_;
-  Diagnostics& diagnostics_;
-};
-
-bool HostListReader::from_file(const std::string& option, const std::string& path, const char* advice) {
-  const bool is_input = path == "-";
-  const auto text = is_input ? context_.read_stdin() : context_.read_file(path);
-  if (text) return set_hosts(remote::parse_hostfile(*text, is_input ? "standard input" : path));
-  return fail(option + (is_input ? " -: " : " ") + text.error().text +
-              (text.error().sys == ENOENT ? advice : ""));
+/// Returns an error of an option as the only error of its hosts.
+remote::DiagnosticList no_hosts(std::string text) {
+  return {{{{}, std::move(text)}}};
 }
 
-bool HostListReader::from_slurm() {
+/// Reads the hostfile of an option, "-" from standard input. `advice` ends the message about a missing file.
+ParsedHosts hosts_in_file(const std::string& option, const std::string& path, const char* advice,
+                          const ProcessContext& context) {
+  const bool is_input = path == "-";
+  const auto text = is_input ? context.read_stdin() : context.read_file(path);
+  if (text) return remote::parse_hostfile(*text, is_input ? "standard input" : path);
+  return no_hosts(option + (is_input ? " -: " : " ") + text.error().text +
+                  (text.error().sys == ENOENT ? advice : ""));
+}
+
+/// --hosts-from slurm
+ParsedHosts hosts_of_slurm(const ProcessContext& context, Diagnostics& diagnostics) {
   remote::SlurmVariables slurm;
-  slurm.job_nodelist = context_.variable(kSlurmList);
+  slurm.job_nodelist = context.variable(kSlurmList);
   if (slurm.job_nodelist.empty()) {
-    return fail(
+    return no_hosts(
         "--hosts-from slurm: SLURM_JOB_NODELIST is not set; run ddplaunch inside a job (salloc, sbatch)");
   }
-  slurm.tasks_per_node = context_.variable("SLURM_TASKS_PER_NODE");
+  slurm.tasks_per_node = context.variable("SLURM_TASKS_PER_NODE");
   // In a step of one task this is the step's value, and that of the job is unknown.
   if (slurm.tasks_per_node == "1") slurm.tasks_per_node.clear();
-  slurm.gpus_per_node = context_.variable("SLURM_GPUS_PER_NODE");
-  slurm.gpus_on_node = context_.variable("SLURM_GPUS_ON_NODE");
-  if (!set_hosts(remote::slurm_hosts(slurm))) return false;
+  slurm.gpus_per_node = context.variable("SLURM_GPUS_PER_NODE");
+  slurm.gpus_on_node = context.variable("SLURM_GPUS_ON_NODE");
+  auto hosts = remote::slurm_hosts(slurm);
+  if (!hosts) return hosts;
   const auto tasks = remote::expand_counts(slurm.tasks_per_node.empty() ? "1" : slurm.tasks_per_node, "");
   const bool launchers = std::all_of(tasks->begin(), tasks->end(), [](int count) { return count == 1; });
-  if (launchers && hosts_.size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
-    diagnostics_.note(
+  if (launchers && hosts->size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
+    diagnostics.note(
         "assuming that every node has " + slurm.gpus_on_node +
         " GPUs, the SLURM_GPUS_ON_NODE of this node; --gpus-per-node in the job sets it for all nodes");
   }
-  return true;
+  return hosts;
 }
 
-bool HostListReader::from_environment() {
-  if (!context_.variable(kSlurmList).empty()) return from_slurm();
+/// --hosts-from env
+ParsedHosts hosts_of_scheduler(const ProcessContext& context, Diagnostics& diagnostics) {
+  if (!context.variable(kSlurmList).empty()) return hosts_of_slurm(context, diagnostics);
   std::string wanted = kSlurmList;
   for (const SchedulerSource& source : kSources) {
     wanted += std::string(", ") + source.variable;
-    const std::string value = context_.variable(source.variable);
+    const std::string value = context.variable(source.variable);
     if (value.empty()) continue;
-    if (!source.is_file) return set_hosts(source.read(value, source.variable));
-    const auto text = context_.read_file(value);
-    if (text) return set_hosts(source.read(*text, value));
-    return fail(std::string("--hosts-from env: the file that ") + source.variable +
-                " names: " + text.error().text);
+    if (!source.is_file) return source.read(value, source.variable);
+    const auto text = context.read_file(value);
+    if (text) return source.read(*text, value);
+    return no_hosts(std::string("--hosts-from env: the file that ") + source.variable +
+                    " names: " + text.error().text);
   }
-  return fail("--hosts-from env: no variable of a scheduler names hosts; searched for " + wanted);
+  return no_hosts("--hosts-from env: no variable of a scheduler names hosts; searched for " + wanted);
 }
 
-// Fills `hosts` with the listed hosts, or this machine if none are listed. Returns false if the list is
-// wrong.
-bool listed_hosts(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
+/// Returns the listed hosts, or this machine if none are listed.
+ParsedHosts listed_hosts(const JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   const WrittenValues& written = options.written;
-  std::vector<remote::Host>& hosts = options.job.spec.hosts;
-  if (!hosts.empty()) return true;  // per-node mode: the hosts join by themselves
-  HostListReader reader(context, hosts, diagnostics);
+  const std::vector<remote::Host>& hosts = options.job.spec.hosts;
+  if (!hosts.empty()) return hosts;  // per-node mode: the hosts join by themselves
   if (!written.hostfile.empty())
-    return reader.from_file(
+    return hosts_in_file(
         "--hostfile", written.hostfile,
-        "; write one host per line (gpu01 slots=8), or omit --hostfile to run on this machine");
-  if (written.hosts_from == "slurm") return reader.from_slurm();
-  if (written.hosts_from == "env") return reader.from_environment();
+        "; write one host per line (gpu01 slots=8), or omit --hostfile to run on this machine", context);
+  if (written.hosts_from == "slurm") return hosts_of_slurm(context, diagnostics);
+  if (written.hosts_from == "env") return hosts_of_scheduler(context, diagnostics);
   if (!written.hosts_from.empty())
-    return reader.from_file("--hosts-from", written.hosts_from,
-                            "; give slurm, env, - for standard input, or the name of a hostfile");
-  if (!written.host.empty())
-    return set_hosts(remote::parse_host_list(join(written.host, ", "), "--host"), hosts, diagnostics);
-  hosts.emplace_back().name = "localhost";
-  return true;
+    return hosts_in_file("--hosts-from", written.hosts_from,
+                         "; give slurm, env, - for standard input, or the name of a hostfile", context);
+  if (!written.host.empty()) return remote::parse_host_list(join(written.host, ", "), "--host");
+  remote::Host here;
+  here.name = "localhost";
+  return std::vector{here};
 }
 
 bool is_this_machine(const remote::Host& host) {
@@ -342,20 +314,21 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
   JobSpec& spec = options.job.spec;
   const std::string& include = options.written.include;
   const std::string& exclude = options.written.exclude;
-  bool known = listed_hosts(options, context, diagnostics);
+  ParsedHosts hosts = listed_hosts(options, context, diagnostics);
+  // With both, an error is reported already.
+  if (hosts) hosts = remote::filter_hosts(std::move(*hosts), include, include.empty() ? exclude : "");
+  const bool known = hosts.has_value();
+  spec.hosts = known ? std::move(*hosts) : std::vector<remote::Host>();
   if (known) {
-    std::vector<remote::Host> kept;
-    // With both, an error is reported already.
-    known = set_hosts(remote::filter_hosts(spec.hosts, include, include.empty() ? exclude : ""), kept,
-                      diagnostics);
-    if (known) spec.hosts = std::move(kept);
+    read_host_history(options, context, diagnostics);
+  } else {
+    for (const remote::Diagnostic& problem : hosts.error().list)
+      diagnostics.fail(to_text(problem));
   }
-  if (known) read_host_history(options, context, diagnostics);
   const std::string home = context.variable("HOME");
   for (remote::Host& host : spec.hosts) {
     if (!home.empty() && host.identity.starts_with("~/")) host.identity = home + host.identity.substr(1);
   }
-  if (!known) spec.hosts.clear();
   if (!options.read_all) return;  // the misspelled option may be the one that names hosts or counts
   read_launcher(options, diagnostics);
   read_nnodes(options, known, diagnostics);
