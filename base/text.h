@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -104,13 +105,18 @@ class TextTable {
   std::vector<std::vector<Cell>> rows_;
 };
 
-/// Returns the number that is all of `text`, as std::from_chars reads it: no blanks, no plus sign.
+/// Returns the number that is all of `text`, as std::from_chars reads it: no blanks, no plus sign. `base` is
+/// for integers.
 template <class T>
 std::optional<T> parse_number(std::string_view text, int base = 10) {
   T value{};
   const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value, base);
-  if (error != std::errc() || rest != end) return std::nullopt;
+  std::from_chars_result read{};
+  if constexpr (std::is_integral_v<T>)
+    read = std::from_chars(text.data(), end, value, base);
+  else
+    read = std::from_chars(text.data(), end, value);
+  if (read.ec != std::errc() || read.ptr != end) return std::nullopt;
   return value;
 }
 

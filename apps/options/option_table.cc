@@ -3,7 +3,6 @@
 #include <array>
 #include <cctype>
 #include <charconv>
-#include <cmath>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -272,16 +271,6 @@ ReadValue checked(bool (*is_valid)(std::string_view text), std::string advice, R
   return [is_valid, advice = std::move(advice), read = std::move(read)](const std::string& text) {
     return is_valid(text) ? read(text) : advice;
   };
-}
-
-bool parse_number(std::string_view text, long long& field) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), field);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-bool parse_number(std::string_view text, double& field) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), field);
-  return error == std::errc() && end == text.data() + text.size() && std::isfinite(field);
 }
 
 std::string number_advice(double low, double high, bool whole, std::optional<double> number) {

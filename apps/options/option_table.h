@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "base/text.h"
 
 namespace ddp {
 
@@ -137,10 +140,6 @@ ReadValue parsed_into(T& field, std::optional<Parsed> (*parse)(std::string_view 
   };
 }
 
-/// Reads all of `text` into `field`: digits with an optional sign for an integer, else a finite number.
-/// Returns false if it is no such number.
-bool parse_number(std::string_view text, long long& field);
-bool parse_number(std::string_view text, double& field);
 /// Returns ": give a whole number from 1 to 8", without a bound that nobody reaches, unless `number` broke
 /// it.
 std::string number_advice(double low, double high, bool whole, std::optional<double> number = {});
@@ -154,11 +153,11 @@ template <class T>
 requires(std::integral<T> || std::floating_point<T>) OptionField
     number_into(T& field, double low, double high) {
   const auto read = [&field, low, high](const std::string& text) -> std::string {
-    std::conditional_t<std::integral<T>, long long, double> number{};
-    if (!parse_number(text, number)) return number_advice(low, high, std::integral<T>);
-    const auto value = static_cast<double>(number);
+    const auto number = parse_number<std::conditional_t<std::integral<T>, long long, double>>(text);
+    const auto value = static_cast<double>(number.value_or(0));
+    if (!number || !std::isfinite(value)) return number_advice(low, high, std::integral<T>);
     if (value < low || value > high) return number_advice(low, high, std::integral<T>, value);
-    field = static_cast<T>(number);
+    field = static_cast<T>(*number);
     return "";
   };
   return {read, [&field] {

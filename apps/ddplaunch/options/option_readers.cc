@@ -180,8 +180,8 @@ bool is_job_id(std::string_view text) {
 }
 
 bool is_bandwidth(std::string_view text) {
-  double value = 0;
-  return parse_number(text, value) && value > 0 && value <= kMaxBandwidth;
+  const auto value = parse_number<double>(text);
+  return value && *value > 0 && *value <= kMaxBandwidth;
 }
 
 ReadValue listen_into(std::string& address, std::uint16_t& port) {

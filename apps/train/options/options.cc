@@ -38,8 +38,8 @@ std::optional<InjectedNan> parse_injected_nan(std::string_view text) {
 /// A number below 1, since AdamW divides by 1 - beta.
 OptionField beta_into(double& field) {
   const auto is_beta = [](std::string_view text) {
-    double number = 0;
-    return parse_number(text, number) && number >= 0 && number < 1;
+    const auto number = parse_number<double>(text);
+    return number && *number >= 0 && *number < 1;
   };
   OptionField any = number_into(field, 0, 1);
   return {checked(is_beta, ": give a number of at least 0 and below 1", any.read), any.text};
