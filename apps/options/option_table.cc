@@ -21,17 +21,17 @@ constexpr std::size_t kHelpColumn = 30;
 constexpr std::size_t kBriefColumn = 35;  ///< no option reaches it
 constexpr std::size_t kHelpWidth = 100;
 
-/// Breaks `text` into lines that begin at the help column.
-std::string wrapped(const std::string& text) {
+}  // namespace
+
+std::string wrapped(const std::string& text, std::size_t column, std::size_t indent) {
   std::string out;
-  std::size_t column = kHelpColumn;
   std::size_t begin = 0;
   while (begin < text.size()) {
     const std::size_t end = std::min(text.find(' ', begin), text.size());
     const std::size_t size = end - begin;
     if (column + 1 + size > kHelpWidth) {
-      out += '\n' + std::string(kHelpColumn, ' ');
-      column = kHelpColumn;
+      out += '\n' + std::string(indent, ' ');
+      column = indent;
     } else if (begin > 0) {
       out += ' ';
       ++column;
@@ -43,6 +43,8 @@ std::string wrapped(const std::string& text) {
   return out;
 }
 
+namespace {
+
 std::string option_text(const Option& option, std::size_t help_column = kHelpColumn) {
   std::string left = "  ";
   for (const char c : option.names)
@@ -53,7 +55,7 @@ std::string option_text(const Option& option, std::size_t help_column = kHelpCol
   std::string text = option.help;
   if (!option.only_with.others.empty()) text += "; only with " + join_alternatives(option.only_with.others);
   if (!option.default_text.empty()) text += " (default: " + option.default_text + ")";
-  return left + wrapped(text) + '\n';
+  return left + wrapped(text, kHelpColumn, kHelpColumn) + '\n';
 }
 
 /// Returns the text of --help: `usage`, then all groups.

@@ -81,6 +81,10 @@ struct OptionGroup {
   std::vector<Option> options;
 };
 
+/// Breaks `text`, which begins at `column`, at blanks into lines of the width of --help. Further lines begin
+/// behind `indent` blanks.
+std::string wrapped(const std::string& text, std::size_t column, std::size_t indent);
+
 /// Returns the names of an option: "-t", "--tee".
 std::vector<std::string> split_names(const std::string& names);
 

@@ -18,8 +18,6 @@ using launcher::JobSpec;
 using launcher::WorkerCommand;
 using rendezvous::ProcsRule;
 
-constexpr std::size_t kWidth = 100;
-
 // Returns the number of workers on one host if it is known before the node has answered.
 std::optional<int> workers_on(const remote::Host& host, const JobSpec& spec) {
   switch (spec.nproc.rule) {
@@ -89,18 +87,9 @@ std::string nodes_text(const JobSpec& spec) {
 std::string names_text(const std::string& title,
                        const std::vector<std::pair<std::string, std::string>>& vars) {
   std::string text = title;
-  std::size_t column = title.size();
-  if (vars.empty()) return text + " nothing\n";
-  for (const auto& variable : vars) {
-    if (column + 1 + variable.first.size() > kWidth) {
-      text += "\n " + variable.first;
-      column = 1 + variable.first.size();
-    } else {
-      text += ' ' + variable.first;
-      column += 1 + variable.first.size();
-    }
-  }
-  return text + '\n';
+  for (const auto& [name, value] : vars)
+    text += ' ' + name;
+  return wrapped(vars.empty() ? title + " nothing" : text, 0, 1) + '\n';
 }
 
 }  // namespace
