@@ -180,7 +180,6 @@ class NodeOptionReader {
     return !written_.master_addr.empty() || written_.rdzv_endpoint || !variable("MASTER_ADDR").empty();
   }
   void pods();
-  void slurm_step();
   bool step_nodes();
   bool step_rank();
   bool step_address();
@@ -238,7 +237,9 @@ bool NodeOptionReader::others_chosen() {
 void NodeOptionReader::ask_scheduler() {
   if (is_worker()) return;
   pods();
-  slurm_step();
+  // If srun has started one ddplaunch on each node, Slurm's variables provide what no option or variable
+  // gives.
+  in_step_ = step_.one_per_node() && step_nodes() && step_rank() && step_address();
 }
 
 /// Reads the variables of Kubeflow's PyTorchJob, which has one rank per pod. If it sets torchrun's variables
@@ -257,12 +258,6 @@ void NodeOptionReader::pods() {
   diagnostics_.note("RANK=" + rank + " and WORLD_SIZE=" + std::to_string(*size) +
                     " are set here: this is one of " + std::to_string(nodes()) +
                     " nodes, each with its own ddplaunch; --launcher local runs on this machine only");
-}
-
-/// srun has started one ddplaunch on each node. Slurm's variables provide what no option or variable gives.
-void NodeOptionReader::slurm_step() {
-  if (!step_.one_per_node()) return;
-  in_step_ = step_nodes() && step_rank() && step_address();
 }
 
 /// Takes the number of nodes from the step. Returns false after reporting that the options need another one.
