@@ -1,7 +1,6 @@
 #include "apps/ddplaunch/options/options.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/option_sources.h"
 #include "base/child_process.h"
+#include "base/crypto.h"
 #include "base/files.h"
 #include "base/program.h"
 #include "base/text.h"
@@ -92,10 +92,8 @@ std::string new_job_id() {
   ::localtime_r(&now, &parts);
   char time_text[32];
   std::strftime(time_text, sizeof time_text, "%Y%m%d-%H%M%S", &parts);
-  std::uint32_t random = static_cast<std::uint32_t>(::getpid());
-  if (::getrandom(&random, sizeof random, GRND_NONBLOCK) != static_cast<ssize_t>(sizeof random))
-    random ^= 0x5bd1e995U;
-  return format_text("%s-%06x", time_text, static_cast<unsigned>(random & 0xffffffU));
+  const auto random = random_text(3);
+  return std::string(time_text) + '-' + (random ? *random : format_text("%06x", ::getpid() & 0xffffff));
 }
 
 std::string current_directory() {
