@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -205,16 +204,14 @@ Result<std::string> find_program(std::string_view name, std::optional<std::strin
   const std::string_view directories = path.value_or("/bin:/usr/bin");
   // As in execvp, a file that cannot be executed does not end the search; its error is kept.
   std::optional<Error> found_but;
-  for (std::size_t from = 0; from <= directories.size();) {
-    const std::size_t end = std::min(directories.find(':', from), directories.size());
-    std::string directory = below(cwd, directories.substr(from, end - from));
+  for (const std::string_view part : split(directories, ':')) {
+    std::string directory = below(cwd, part);
     if (directory.empty()) directory = ".";
     if (directory.back() != '/') directory += '/';
     std::string file = directory + std::string(name);
     const int err = executable(file);
     if (err == 0) return file;
     if (err != ENOENT && err != ENOTDIR && !found_but) found_but = refused(name, file, err);
-    from = end + 1;
   }
   if (found_but) return *found_but;
   const bool is_here = ::access(below(cwd, name).c_str(), F_OK) == 0;
@@ -292,10 +289,9 @@ std::vector<std::string> visible_gpus(const char* visible, const std::string& pr
   std::vector<std::string> names;
   if (visible != nullptr) {
     // CUDA stops at the first invalid entry, so "0,1,-1,2" means two devices.
-    std::istringstream list(visible);
-    for (std::string entry; std::getline(list, entry, ',');) {
+    for (const std::string_view entry : split(visible, ',')) {
       if (entry.empty() || entry[0] == '-' || entry == "NoDevFiles") break;
-      names.push_back(entry);
+      names.emplace_back(entry);
     }
     return names;
   }

@@ -82,12 +82,8 @@ class DiagnosticCollector {
 };
 
 std::vector<std::string_view> listed(std::string_view value) {
-  std::vector<std::string_view> names;
-  for (std::size_t from = 0; from <= value.size();) {
-    const std::size_t end = std::min(value.find(',', from), value.size());
-    if (end > from) names.push_back(value.substr(from, end - from));
-    from = end + 1;
-  }
+  std::vector<std::string_view> names = split(value, ',');
+  std::erase(names, "");
   return names;
 }
 

@@ -189,10 +189,8 @@ std::string wait_text(const ThreadSnapshot& snapshot, const std::string& target)
 }
 
 void parse_tcp_table(std::string_view text, std::map<std::uint64_t, TcpSocket>& sockets) {
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    const auto words = split_at_blanks(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
+  for (const std::string_view line : split_lines(text)) {
+    const auto words = split_at_blanks(line);
     // Columns: sl local rem st queues timer retransmits uid timeout inode …
     TcpSocket socket;
     std::uint64_t inode = 0;

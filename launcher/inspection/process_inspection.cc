@@ -148,11 +148,8 @@ std::string threads_text(pid_t pid, const std::vector<Thread>& threads, const So
     const std::string stack =
         read_start("/proc/" + std::to_string(pid) + "/task/" + std::to_string(group.first) + "/stack", 4096);
     if (stack.empty() && errno != 0) refused = errno;
-    for (std::string_view rest = stack; !rest.empty();) {
-      const std::size_t end = std::min(rest.find('\n'), rest.size());
-      text += "      " + std::string(rest.substr(0, end)) + "\n";
-      rest.remove_prefix(std::min(end + 1, rest.size()));
-    }
+    for (const std::string_view line : split_lines(stack))
+      text += "      " + std::string(line) + "\n";
   }
   if (refused != 0 && refused != ESRCH) {
     text += "  kernel stacks: " + std::string(std::strerror(refused)) + " (only root may read them)\n";
@@ -265,11 +262,7 @@ std::string find_tool(std::string_view name, const std::string& worker_path) {
 }
 
 bool is_python(pid_t pid) {
-  std::array<char, 512> target;
-  const std::string link = "/proc/" + std::to_string(pid) + "/exe";
-  const ssize_t size = ::readlink(link.c_str(), target.data(), target.size());
-  return size > 0 && std::string_view(target.data(), static_cast<std::size_t>(size)).find("python") !=
-                         std::string_view::npos;
+  return read_link("/proc/" + std::to_string(pid) + "/exe").find("python") != std::string::npos;
 }
 
 /// By a signal, or in a debugger.

@@ -13,6 +13,7 @@
 
 #include "base/exit_status.h"
 #include "base/program.h"
+#include "base/text.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp::launcher {
@@ -284,11 +285,8 @@ void JobLog::from_node(const std::string& host, const rendezvous::Message& messa
 }
 
 void JobLog::ended(std::string_view report) const {
-  while (!report.empty()) {
-    const std::size_t end = report.find('\n');
-    log_->info(report.substr(0, end));
-    report.remove_prefix(end == std::string_view::npos ? report.size() : end + 1);
-  }
+  for (const std::string_view line : split_lines(report))
+    log_->info(line);
 }
 
 }  // namespace ddp::launcher

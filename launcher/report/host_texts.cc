@@ -26,12 +26,8 @@ std::string swept_text(std::size_t found, const std::vector<std::string>& left, 
   if (left.empty() && found == 0) return "nothing of the job was left there";
   if (left.empty())
     return counted(found, "process of the job was", "processes of the job were") + " left there, and ended";
-  std::string text =
-      counted(left.size(), "process of the job may live", "processes of the job may live") + " there: ";
-  for (std::size_t i = 0; i < std::min(left.size(), kNamed); ++i)
-    text += (i == 0 ? "" : ", ") + one_line(left[i]);
-  if (left.size() > kNamed) text += " and " + std::to_string(left.size() - kNamed) + " more";
-  return text + "; run `ddplaunch clean " + job_id +
+  return counted(left.size(), "process of the job may live", "processes of the job may live") +
+         " there: " + one_line(join_some(left, kNamed)) + "; run `ddplaunch clean " + job_id +
          "` when the job has ended, and end there what that leaves";
 }
 
@@ -46,15 +42,9 @@ namespace {
 
 constexpr std::size_t kHostsText = 100;  ///< longest list of hosts in ranges, in bytes
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> words(1);
-  for (const char c : text) {
-    if (c == ' ')
-      words.emplace_back();
-    else
-      words.back() += c;
-  }
-  return words;
+std::vector<std::string> words_of(const std::string& text) {
+  const std::vector<std::string_view> words = split(text, ' ');
+  return {words.begin(), words.end()};
 }
 
 /// True for a word that may identify a host: its name, an address, a fingerprint. A plain number is none:
@@ -107,11 +97,11 @@ constexpr std::size_t kGroupsCompared = 64;
 }  // namespace
 
 StartGroup make_group(const std::string& host, const std::string& text) {
-  return {{host}, split(text)};
+  return {{host}, words_of(text)};
 }
 
 bool join_group(StartGroup& group, const std::string& host, const std::string& text) {
-  const std::vector<std::string> words = split(text);
+  const std::vector<std::string> words = words_of(text);
   if (words.size() != group.words.size()) return false;
   std::vector<std::string> common = group.words;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -157,10 +147,7 @@ std::string group_hosts_text(StartGroup group) {
 }
 
 std::string reason_text(const StartGroup& group) {
-  std::string text;
-  for (const std::string& word : group.words)
-    text += (text.empty() ? "" : " ") + word;
-  return text;
+  return join(group.words, " ");
 }
 
 std::string start_text(const StartGroup& group) {

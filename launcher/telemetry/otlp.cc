@@ -235,14 +235,11 @@ std::string percent_decoded(std::string_view text) {
 /// Reads "key=value,key2=value2", as W3C Baggage has it.
 std::vector<std::pair<std::string, std::string>> read_pairs(std::string_view text) {
   std::vector<std::pair<std::string, std::string>> pairs;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find(','), text.size());
-    const std::string_view pair = text.substr(0, end);
+  for (const std::string_view pair : split(text, ',')) {
     const std::size_t equals = pair.find('=');
     const std::string key = percent_decoded(trim(pair.substr(0, equals)));
     if (equals != std::string_view::npos && !key.empty())
       pairs.emplace_back(key, percent_decoded(trim(pair.substr(equals + 1))));
-    text.remove_prefix(std::min(end + 1, text.size()));
   }
   return pairs;
 }

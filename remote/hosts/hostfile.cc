@@ -662,11 +662,9 @@ Validated<std::vector<Host>> parse_hostfile(std::string_view text, const std::st
     text = {};
   }
   int comment = 0;
-  for (int number = 1; !text.empty() && !list.full(); ++number) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    read_line(list, text.substr(0, end), number, comment);
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
+  int number = 0;
+  for (const std::string_view line : split_lines(text))
+    if (!list.full()) read_line(list, line, ++number, comment);
   if (comment > 0) list.fail(comment, 0, "the comment that begins here with /* has no */");
   return list.finish("no hosts in this file; write one host a line, for instance: gpu01 slots=8");
 }

@@ -23,14 +23,9 @@ std::string_view next_word(std::string_view& line) {
   return word;
 }
 
-std::vector<std::string> split(std::string_view text, char at) {
-  std::vector<std::string> parts;
-  while (true) {
-    const std::size_t end = text.find(at);
-    parts.emplace_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
+std::vector<std::string> split_list(const std::string& list) {
+  const std::vector<std::string_view> parts = split(list, ',');
+  return {parts.begin(), parts.end()};
 }
 
 std::string hmac_sha1(const std::string& key, std::string_view text) {
@@ -41,7 +36,7 @@ std::string hmac_sha1(const std::string& key, std::string_view text) {
   return {reinterpret_cast<char*>(digest.data()), size};
 }
 
-std::optional<std::string> decode_base64(const std::string& text) {
+std::optional<std::string> decode_base64(std::string_view text) {
   std::string bytes(text.size() / 4 * 3 + 3, '\0');
   const int size =
       EVP_DecodeBlock(reinterpret_cast<unsigned char*>(bytes.data()),
@@ -72,10 +67,7 @@ std::string_view type_of_algorithm(std::string_view algorithm) {
 
 void KnownHosts::add_file(const std::string& file, std::string_view text) {
   int number = 0;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
+  for (std::string_view line : split_lines(text)) {
     ++number;
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
 
@@ -103,7 +95,7 @@ void KnownHosts::add_file(const std::string& file, std::string_view text) {
       if (parts.size() == 2 && salt && hash) hashed_.push_back({*salt, *hash, index});
       continue;
     }
-    std::vector<std::string> patterns = split(lower_case(names), ',');
+    std::vector<std::string> patterns = split_list(lower_case(names));
     if (names.find_first_of("*?!") == std::string_view::npos) {
       for (const std::string& name : patterns)
         exact_[name].push_back(index);
@@ -201,7 +193,7 @@ std::string HostKeys::order_algorithms(const std::string& algorithms) const {
     return std::any_of(keys.begin(), keys.end(), same) ||
            (keys.empty() && std::any_of(plain.begin(), plain.end(), same));
   };
-  std::vector<std::string> list = split(algorithms, ',');
+  std::vector<std::string> list = split_list(algorithms);
   // Known types first, so that the server shows the key that can be compared (ssh's order_hostkeyalgs).
   std::stable_partition(list.begin(), list.end(), is_known);
   return join(list, ",");

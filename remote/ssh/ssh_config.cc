@@ -111,10 +111,8 @@ bool matches_ssh_patterns(const std::vector<std::string>& patterns, std::string_
 
 std::vector<std::string> SshConfigShape::add(std::string_view text) {
   std::vector<std::string> includes;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    std::vector<std::string> words = split_words(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
+  for (const std::string_view line : split_lines(text)) {
+    std::vector<std::string> words = split_words(line);
     if (words.empty()) continue;
     const std::string keyword = lower_case(words.front());
     words.erase(words.begin());
@@ -159,12 +157,9 @@ namespace {
 
 using Lines = std::map<std::string, std::vector<std::string>, std::less<>>;
 
-Lines split_lines(std::string_view output) {
+Lines lines_by_key(std::string_view output) {
   Lines lines;
-  while (!output.empty()) {
-    const std::size_t end = std::min(output.find('\n'), output.size());
-    std::string_view line = output.substr(0, end);
-    output.remove_prefix(std::min(end + 1, output.size()));
+  for (std::string_view line : split_lines(output)) {
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     const std::size_t space = line.find(' ');
     if (space == std::string_view::npos) continue;
@@ -200,12 +195,8 @@ bool is_yes(const Lines& lines, std::string_view key) {
 /// Splits several file names on one line. ssh -G writes no quotes: a name with a blank looks like two names,
 /// of which the second does not start as a path does.
 void append_words(std::string_view text, std::vector<std::string>& words) {
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find(' '), text.size());
-    const std::string_view word = text.substr(0, end);
+  for (const std::string_view word : split(text, ' '))
     if (!word.empty() && word != "none" && word != "/dev/null") words.emplace_back(word);
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
 }
 
 bool has_blank(std::string_view names) {
@@ -251,7 +242,7 @@ std::vector<std::string> beyond_libssh(const Lines& lines) {
 }  // namespace
 
 Result<SshConfig> parse_ssh_config(std::string_view output) {
-  const Lines lines = split_lines(output);
+  const Lines lines = lines_by_key(output);
   SshConfig config;
   config.host_name = first(lines, "hostname");
   if (config.host_name.empty())

@@ -131,12 +131,11 @@ void read_env_text(std::string_view text, const std::string& file, const launche
   if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF"))
     return diagnostics.fail(file + ":1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII");
   const std::size_t errors_before = diagnostics.errors.size();
-  for (int number = 1; !text.empty(); ++number) {
+  int number = 0;
+  for (std::string_view line : split_lines(text)) {
+    ++number;
     if (diagnostics.errors.size() >= errors_before + kMostLineErrors)
       return diagnostics.fail(file + ": the rest is not read; is this a file of NAME=VALUE lines?");
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
     if (line.ends_with('\r')) line.remove_suffix(1);
     const std::size_t begin = line.find_first_not_of(" \t");
     if (begin == std::string_view::npos || line[begin] == '#') continue;
