@@ -273,9 +273,6 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
     const CheckedNode& node = result.nodes[i];
     const rendezvous::NodeRanks* ranks = result.plan && *result.plan ? &(*result.plan)->nodes[i] : nullptr;
     const bool spare = ranks != nullptr && ranks->local_world_size == 0;
-    std::string variables;
-    for (const std::string& name : node_variables(spec, result, i))
-      variables += (variables.empty() ? "" : " ") + name;
     const auto& slots = spec.hosts[i].slots;
     table.add({spare ? "spare" : std::to_string(i), spec.hosts[i].name,
                spare              ? "-"
@@ -286,7 +283,7 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
                                   : "?",
                slots ? std::to_string(*slots) : "any", node.up ? std::to_string(node.hello.cpus) : "?",
                node.up ? std::to_string(node.hello.gpus) : "?", chosen_address(result, i),
-               chosen_interface(result, i), variables});
+               chosen_interface(result, i), join(node_variables(spec, result, i), " ")});
   }
   table.omit_empty_columns();
   std::string text = table.text() + '\n';

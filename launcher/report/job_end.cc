@@ -1,7 +1,6 @@
 #include "launcher/report/job_end.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 #include <string>
 #include <utility>
@@ -126,11 +125,8 @@ std::optional<WorkerException> parse_error_json(std::string_view text) {
   WorkerException exception = split_exception(*reader.message);
   exception.trace = std::move(reader.trace);
   if (!cut_trace) exception.frame = last_frame(exception.trace);
-  if (!reader.time.empty()) {
-    char* end = nullptr;
-    const long long seconds = std::strtoll(reader.time.c_str(), &end, 10);
-    if (end != reader.time.c_str() && seconds > 0) exception.unix_time = seconds;
-  }
+  if (const auto seconds = leading_number<long long>(reader.time).value_or(0); seconds > 0)
+    exception.unix_time = seconds;
   return exception;
 }
 
