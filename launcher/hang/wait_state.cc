@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 
 #include "base/text.h"
@@ -120,24 +119,19 @@ std::string kernel_name(const std::string& wchan) {
   return wchan.substr(0, wchan.find('.'));  // drop suffixes such as .constprop.0
 }
 
-template <class T>
-bool to_number(std::string_view text, T& value, int base) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 /// Converts "0100007F:1F90": 32-bit words in this machine's byte order, and the port in plain hexadecimal.
 std::optional<std::string> address_text(std::string_view text) {
   const auto colon = text.find(':');
-  std::uint16_t port = 0;
-  if (colon == std::string_view::npos || !to_number(text.substr(colon + 1), port, 16)) return std::nullopt;
+  if (colon == std::string_view::npos) return std::nullopt;
+  const auto port = parse_number<std::uint16_t>(text.substr(colon + 1), 16);
+  if (!port) return std::nullopt;
   const std::string_view digits = text.substr(0, colon);
   if (digits.size() != 8 && digits.size() != 32) return std::nullopt;
   std::array<unsigned char, 16> bytes{};
   for (std::size_t word = 0; word < digits.size() / 8; ++word) {
-    std::uint32_t value = 0;
-    if (!to_number(digits.substr(word * 8, 8), value, 16)) return std::nullopt;
-    std::memcpy(bytes.data() + word * 4, &value, 4);
+    const auto value = parse_number<std::uint32_t>(digits.substr(word * 8, 8), 16);
+    if (!value) return std::nullopt;
+    std::memcpy(bytes.data() + word * 4, &*value, 4);
   }
   char name[INET6_ADDRSTRLEN] = {};
   constexpr std::array<unsigned char, 12> kMapped = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
@@ -148,18 +142,19 @@ std::optional<std::string> address_text(std::string_view text) {
   } else {
     inet_ntop(AF_INET6, bytes.data(), name, sizeof name);
   }
-  return format_endpoint(name, port);
+  return format_endpoint(name, *port);
 }
 
 }  // namespace
 
 void parse_syscall(std::string_view text, ThreadSnapshot& snapshot) {
   const auto words = split_at_blanks(text);
-  long number = 0;
   // proc(5): "running" has one word, and -1 means that the process is blocked, but not in a system call.
-  if (words.size() < 2 || !to_number(words[0], number, 10) || number < 0) return;
+  const long number = words.size() < 2 ? -1 : parse_number<long>(words[0]).value_or(-1);
+  if (number < 0) return;
   snapshot.call = number;
-  if (words[1].starts_with("0x")) to_number(words[1].substr(2), snapshot.argument, 16);
+  if (words[1].starts_with("0x"))
+    snapshot.argument = parse_number<std::uint64_t>(words[1].substr(2), 16).value_or(0);
 }
 
 bool waits_for_descriptor(const ThreadSnapshot& snapshot) {
@@ -192,25 +187,18 @@ void parse_tcp_table(std::string_view text, std::map<std::uint64_t, TcpSocket>& 
   for (const std::string_view line : split_lines(text)) {
     const auto words = split_at_blanks(line);
     // Columns: sl local rem st queues timer retransmits uid timeout inode …
-    TcpSocket socket;
-    std::uint64_t inode = 0;
-    if (words.size() < 10 || !to_number(words[3], socket.state, 16) || !to_number(words[7], socket.uid, 10) ||
-        !to_number(words[9], inode, 10))
-      continue;
-    const auto local = address_text(words[1]);
-    const auto remote = address_text(words[2]);
-    if (!local || !remote || inode == 0) continue;
-    socket.local = *local;
-    socket.remote = *remote;
-    sockets[inode] = std::move(socket);
+    if (words.size() < 10) continue;
+    const auto local = address_text(words[1]), remote = address_text(words[2]);
+    const auto state = parse_number<int>(words[3], 16);
+    const auto uid = parse_number<std::uint32_t>(words[7]);
+    const auto inode = parse_number<std::uint64_t>(words[9]).value_or(0);
+    if (local && remote && state && uid && inode != 0) sockets[inode] = {*state, *local, *remote, *uid};
   }
 }
 
 std::optional<std::uint64_t> socket_inode(std::string_view link) {
-  std::uint64_t inode = 0;
   if (!link.starts_with("socket:[") || !link.ends_with(']')) return std::nullopt;
-  if (!to_number(link.substr(8, link.size() - 9), inode, 10)) return std::nullopt;
-  return inode;
+  return parse_number<std::uint64_t>(link.substr(8, link.size() - 9));
 }
 
 std::string descriptor_text(std::string_view link, const std::map<std::uint64_t, TcpSocket>& sockets) {
