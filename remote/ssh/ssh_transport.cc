@@ -392,11 +392,9 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshTransport::open(Host host, std::v
                     " program here to read it: install OpenSSH's client");
   }
   if (options_.detail && !std::exchange(without_effect_noted_, true)) {
-    std::string names;
-    for (const std::string& name : configs_->without_effect())
-      names += (names.empty() ? "" : ", ") + name;
+    const std::set<std::string>& names = configs_->without_effect();
     if (!names.empty())
-      options_.detail("the SSH configuration sets " + names +
+      options_.detail("the SSH configuration sets " + join({names.begin(), names.end()}, ", ") +
                       ": without effect on hosts that are reached through libssh (docs/users/ssh.md)");
   }
   SshTarget target;
