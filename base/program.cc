@@ -175,18 +175,10 @@ std::optional<ElfIdentity> elf_identity(std::string_view head) {
 }
 
 Result<ElfIdentity> read_elf_identity(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return system_error(errno, path);
-  std::string head(kElfHead, '\0');
-  std::size_t held = 0;
-  while (held < head.size()) {
-    const ssize_t count = ::read(file.get(), head.data() + held, head.size() - held);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return system_error(errno, path);
-    if (count == 0) break;
-    held += static_cast<std::size_t>(count);
-  }
-  auto identity = elf_identity(std::string_view(head).substr(0, held));
+  errno = 0;
+  const std::string head = read_start(path, kElfHead);
+  if (head.empty() && errno != 0) return system_error(errno, path);
+  auto identity = elf_identity(head);
   if (!identity)
     return Error{ErrorCode::kAgentMissing, path + " is not a 64-bit Linux program with a build id", 0};
   return std::move(*identity);
