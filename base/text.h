@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -141,11 +142,17 @@ bool is_variable_name(std::string_view name);
 /// Returns the text with ASCII letters in lower case.
 std::string lower_case(std::string_view text);
 
-/// Returns the parts of `text` between which `between` stands. An empty text is one empty part.
+/// Returns the parts of `text` between which `between` stands, as views. An empty text is one empty part.
 std::vector<std::string_view> split(std::string_view text, char between);
 
-/// Returns the lines of `text` without their ends. An empty text has none.
+/// Returns the lines of `text` without their ends, as views. An empty text has none.
 std::vector<std::string_view> split_lines(std::string_view text);
+
+// A loop over the parts would outlive a temporary text.
+template <std::same_as<std::string> Text>
+void split(Text&& text, char between) = delete;
+template <std::same_as<std::string> Text>
+void split_lines(Text&& text) = delete;
 
 /// Returns the words of `text` that blanks, tabs and line ends separate.
 std::vector<std::string_view> split_at_blanks(std::string_view text);

@@ -202,7 +202,8 @@ class ReportWriter {
     json["ran_s"] = failure.ran ? OrderedJson(in_seconds(*failure.ran)) : OrderedJson();
     json["error"] = ran ? OrderedJson() : error_json(failure.error);
     json["out_of_memory"] = text_or_null(fitted(evidence.oom));
-    json["xid"] = split_lines(fitted(evidence.xid));
+    const std::string xids = fitted(evidence.xid);
+    json["xid"] = split_lines(xids);
     const auto exception = exception_of(failure);
     json["exception"] = exception ? exception_json(*exception) : OrderedJson();
     json["waited_for"] = text_or_null(failure.waited_for);
