@@ -82,7 +82,7 @@ apps/train/options                  io    apps/options base apps/train/collectiv
 apps/train/world                    io    base apps/train/collectives apps/train/collectives/cpu apps/train/collectives/nccl
                                           apps/train/data apps/train/flight_recorder apps/train/gpu apps/train/options
                                           rendezvous/store_tcp
-apps/train/training                 io    base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl apps/train/data
+apps/train/training                 io    base apps/train/checkpoint apps/train/collectives apps/train/data
                                           apps/train/gpu apps/train/kernels/cpu apps/train/model apps/train/options
                                           apps/train/schedule apps/train/world rendezvous/worker rendezvous/worker_client
 apps/train/bench                    io    apps/options base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl

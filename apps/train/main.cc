@@ -10,6 +10,7 @@
 #include "apps/train/bench/bench.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/recorded_communicator.h"
+#include "apps/train/gpu/device_model.h"
 #include "apps/train/health/health.h"
 #include "apps/train/model/model.h"
 #include "apps/train/options/options.h"
@@ -121,11 +122,6 @@ int run(int argc, char** argv) {
   return trained ? 0 : fail(trained.error().text);
 }
 
-/// A normal exit waits for NCCL's thread, and for the GPU.
-bool exit_may_hang() {
-  return ddp::train::nccl_is_stuck() || ddp::train::health_gpu_is_stuck();
-}
-
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -135,7 +131,7 @@ int main(int argc, char** argv) try {
   std::signal(SIGPIPE, SIG_IGN);  // and so must a write into a pipe without a reader
   const int exit_code = ddp::train::exit_code_after_printing(run(argc, argv));
   ddp::train::report_nccl_warnings();
-  if (exit_may_hang()) std::_Exit(exit_code);
+  if (ddp::train::gpus_are_given_up()) std::_Exit(exit_code);
   return exit_code;
 } catch (const std::exception& error) {
   const bool is_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
@@ -143,6 +139,6 @@ int main(int argc, char** argv) try {
       fail(is_memory ? "this process cannot get the memory that its options need; make sizes smaller, or "
                        "raise the limit of its memory (ulimit -v)"
                      : error.what());
-  if (exit_may_hang()) std::_Exit(exit_code);
+  if (ddp::train::gpus_are_given_up()) std::_Exit(exit_code);
   return exit_code;
 }

@@ -218,6 +218,9 @@ class DeviceBuffer {
 /// "this build has no GPU code …" or "no usable NVIDIA GPU: …" (count_gpus()). Fast, and touches no
 /// GPU memory.
 Result<> can_use_gpu();
+/// Returns true if work on a GPU, or NCCL, did not end in time. A normal end of the program may then wait for
+/// it forever: the program should flush its output and call _exit.
+bool gpus_are_given_up();
 /// Returns the identity of the GPU of `local_rank`, which other ranks compare with theirs:
 /// CUDA_VISIBLE_DEVICES may give one GPU to several. Errors as above, or choose_gpu()'s.
 Result<std::string> own_gpu(int local_rank);

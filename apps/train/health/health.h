@@ -55,9 +55,6 @@ class HealthDevice {
 std::unique_ptr<HealthDevice> open_health_cpu();
 /// Opens GPU number `local_rank` modulo the number of GPUs.
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank);
-/// Returns true if work of a test did not end in time. A normal end of the program may then wait forever for
-/// the GPU: the program should flush its output and call _exit.
-bool health_gpu_is_stuck();
 
 /// Returns how much of its device's memory this rank may take: ranks that share a device have equal parts.
 /// `sizes` has for each rank its identity() and its testable_memory(). They are read after all ranks have

@@ -428,18 +428,10 @@ Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank) {
   return std::unique_ptr<HealthDevice>(std::move(gpu));
 }
 
-bool health_gpu_is_stuck() {
-  return gpus_are_given_up();
-}
-
 #else
 
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int) {
   return can_use_gpu().error();
-}
-
-bool health_gpu_is_stuck() {
-  return false;
 }
 
 #endif  // DDP_HAVE_CUDA

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/training/run_output.h"
 #include "apps/train/world/node_data.h"
@@ -109,7 +108,7 @@ class RejoiningRank {
   /// Returns when the agent knows that nothing of the attempt runs here; else why this rank ends.
   Result<> leave_attempt(const Error& why) {
     // Its GPU may never be free again, so a new process must replace this one.
-    if (nccl_is_stuck()) return why;
+    if (gpus_are_given_up()) return why;
     if (!is_revoked(link_.interrupt())) link_.failed(why.text, lost_ranks());
     const auto revoke = link_.await_revoke();
     // If the link's end has ended the wait, the link's error says more.

@@ -3,7 +3,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -123,8 +122,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-std::atomic<bool> g_stuck = false;
-
 /// Long enough for a full GPU memory over a slow bus.
 constexpr std::chrono::seconds kCopyTimeout{60};
 
@@ -205,10 +202,6 @@ struct NcclComms::CommunicatorEndings {
   std::condition_variable changed;
   std::size_t left = 0;
 };
-
-bool nccl_is_stuck() {
-  return g_stuck;
-}
 
 NcclComms::NcclComms(std::shared_ptr<const NcclLibrary> library, int gpu, WorldConfig config)
     : library_(std::move(library)), gpu_(gpu), config_(std::move(config)) {}
@@ -474,7 +467,6 @@ bool NcclComms::end_all(bool abort) {
     held_->comms.clear();
   } else {
     stuck_ = true;
-    g_stuck = true;
     give_up_gpus();
   }
   return ended;

@@ -364,10 +364,6 @@ std::vector<std::string> nccl_links() {
 
 void report_nccl_warnings() {}
 
-bool nccl_is_stuck() {
-  return false;
-}
-
 #endif  // DDP_HAVE_NCCL
 
 }  // namespace ddp::train

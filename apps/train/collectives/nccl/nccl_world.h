@@ -67,10 +67,6 @@ std::vector<std::string> nccl_links();
 /// codes do not say, also of a start that succeeded.
 void report_nccl_warnings();
 
-/// Returns true if an NCCL call did not return in time and its thread was abandoned. A normal end of the
-/// program may then hang forever: the program should flush its output and call _exit.
-bool nccl_is_stuck();
-
 class NcclComms;
 
 /// Ranks over NCCL. Host values go through a buffer and a stream of the device, at the cost of two copies.
