@@ -77,8 +77,7 @@ int run(int argc, char** argv) {
   if (!parsed.options) return parsed.exit_code;
   if (!parsed.options->read_flight_recorder.empty())
     return diagnose_logs(parsed.options->read_flight_recorder);
-  const auto environment =
-      read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
+  const auto environment = read_worker_environment(::getenv);
   if (!environment) return fail(environment.error().text);
   TrainOptions options = *parsed.options;
   const std::string problem = error_of(options, *environment);

@@ -327,8 +327,7 @@ int run_bench(int argc, const char* const* argv) {
   const auto parsed = parse_bench_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
   BenchOptions options = *parsed.options;
-  auto environment =
-      read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
+  auto environment = read_worker_environment(::getenv);
   if (!environment) return fail(environment.error().text);
   environment->collectives.clear();  // a flight recorder would be part of what is measured
   TrainOptions choosing;             // the ranks choose as in a training

@@ -513,8 +513,7 @@ int run_health(int argc, const char* const* argv) {
   const auto parsed = parse_health_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
   const HealthOptions& options = *parsed.options;
-  const auto environment =
-      read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
+  const auto environment = read_worker_environment(::getenv);
   if (!environment) return end_with(environment.error().text);
   WorldOptions world_options;
   world_options.comm = options.comm;

@@ -177,10 +177,6 @@ class NcclBetween final : public Communicator {
   std::shared_ptr<Communicator> inside_;
 };
 
-const char* variable(const char* name) {
-  return std::getenv(name);
-}
-
 /// Memory file in which NCCL writes how it connects; it has no name. NCCL keeps it open, so it stays.
 UniqueFd& capture() {
   static UniqueFd file;
@@ -200,7 +196,7 @@ void set_variables(const WorldConfig& config) {
   }
   UniqueFd file(::memfd_create("nccl", MFD_CLOEXEC));
   if (file) {
-    const auto captured = capture_variables("/proc/self/fd/" + std::to_string(file.get()), variable);
+    const auto captured = capture_variables("/proc/self/fd/" + std::to_string(file.get()), ::getenv);
     variables.insert(variables.end(), captured.begin(), captured.end());
     if (!captured.empty()) capture() = std::move(file);
   }
@@ -244,7 +240,7 @@ void describe_links(const NcclLibrary& library, NcclWorld& world) {
   if (log.version.empty()) log.version = nccl_version_text(library.version());
   log.version += " (" + library.path() + ")";
   world.line = nccl_line(log);
-  if (!sockets_are_wanted(variable)) world.warning = sockets_warning(log, active_infiniband());
+  if (!sockets_are_wanted(::getenv)) world.warning = sockets_warning(log, active_infiniband());
 }
 
 /// Makes communicators of this node's ranks, and of the first ranks of all nodes.
