@@ -22,13 +22,8 @@
 
 namespace {
 
-constexpr int kFailed = 1;
+using ddp::train::fail;
 constexpr int kUsageExit = 2;
-
-int fail(const std::string& text, int exit_code = kFailed) {
-  std::fprintf(stderr, "train: %s\n", text.c_str());
-  return exit_code;
-}
 
 /// Returns why this host has no room for the weights, the gradients and the optimizer's state of its ranks;
 /// empty: there is room.

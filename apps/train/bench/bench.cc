@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -254,13 +253,6 @@ std::vector<std::size_t> message_sizes(const BenchOptions& options, std::size_t 
 }
 
 namespace {
-
-constexpr int kFailed = 1;
-
-int fail(const std::string& text) {
-  std::fprintf(stderr, "train: %s\n", text.c_str());
-  return kFailed;
-}
 
 Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& environment, CommWorld& world,
                      BenchReport& report) {

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cinttypes>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
@@ -266,13 +265,7 @@ std::string health_json(const HealthReport& report, const std::vector<HealthDiag
 
 namespace {
 
-constexpr int kHealthFailed = 1;
 constexpr int kSums = 3;
-
-int end_with(const std::string& text) {
-  std::fprintf(stderr, "train: %s\n", text.c_str());
-  return kHealthFailed;
-}
 
 /// Returns an error that is visible before anything starts; empty: none.
 std::string contradiction(const HealthOptions& options, const WorkerEnvironment& environment,
@@ -495,7 +488,7 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
 
 void print_failures(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
   for (const std::string& line : failure_lines(report, diagnostics))
-    std::fprintf(stderr, "train: %s\n", line.c_str());
+    fail(line);
 }
 
 Result<> report_health(const HealthOptions& options, const HealthReport& report,
@@ -514,7 +507,7 @@ int run_health(int argc, const char* const* argv) {
   if (!parsed.options) return parsed.exit_code;
   const HealthOptions& options = *parsed.options;
   const auto environment = read_worker_environment(::getenv);
-  if (!environment) return end_with(environment.error().text);
+  if (!environment) return fail(environment.error().text);
   WorldOptions world_options;
   world_options.comm = options.comm;
   world_options.step_timeout = options.comm_timeout;
@@ -522,7 +515,7 @@ int run_health(int argc, const char* const* argv) {
   const std::string problem = contradiction(options, *environment, world_options);
   if (!problem.empty()) return refuse("train health", {problem});
   auto world = join_world(*environment, world_options);
-  if (!world) return end_with(world.error().text);
+  if (!world) return fail(world.error().text);
   TrainOptions choice;
   choice.device = options.device;
   const bool without_nccl = options.comm != CommKind::kAuto;
@@ -531,15 +524,15 @@ int run_health(int argc, const char* const* argv) {
     choice.share_gpu = true;
   }
   auto chosen = choose_device(*environment, choice, world->directory.get());
-  if (!chosen) return end_with(chosen.error().text);
+  if (!chosen) return fail(chosen.error().text);
   world->choice = std::move(*chosen);
   if (without_nccl) world->choice.comm = options.comm;
   if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)
-    return end_with(equal.error().text);
+    return fail(equal.error().text);
   const bool speaks = environment->rank == 0;
   if (!options.json.empty()) {
     const auto writable = speaks ? check_output_path("--json", options.json) : Result<>();
-    if (auto done = share_outcome(*world->communicator, writable); !done) return end_with(done.error().text);
+    if (auto done = share_outcome(*world->communicator, writable); !done) return fail(done.error().text);
   }
 
   HealthReport report;
@@ -547,16 +540,16 @@ int run_health(int argc, const char* const* argv) {
   const auto diagnostics = diagnose_health(report);
   if (!tested) {
     if (speaks) print_failures(report, diagnostics);
-    return end_with(tested.error().text + " of the health check");
+    return fail(tested.error().text + " of the health check");
   }
   Result<> written;
   if (speaks) written = report_health(options, report, diagnostics);
   // No rank exits before rank 0 has reported everything; otherwise its exit would be taken for the cause.
-  if (auto done = share_outcome(*world->communicator, written); !done) return end_with(done.error().text);
+  if (auto done = share_outcome(*world->communicator, written); !done) return fail(done.error().text);
   // Rank 0 stands for the job.
   const bool has_fault = has_failed(diagnostics, environment->rank) ||
                          (speaks && has_failed(diagnostics, HealthDiagnostic::kJob));
-  return has_fault ? kHealthFailed : 0;
+  return has_fault ? kFailed : 0;
 }
 
 }  // namespace ddp::train

@@ -73,6 +73,11 @@ int exit_code_after_printing(int code) {
   return kNotPrinted;
 }
 
+int fail(const std::string& text, int exit_code) {
+  std::fprintf(stderr, "train: %s\n", text.c_str());
+  return exit_code;
+}
+
 Result<> LineFile::open(const std::string& option, const std::string& path) {
   name_ = option + ' ' + path;
   // Opening a pipe without a reader must not block, but writing to a slow reader may.

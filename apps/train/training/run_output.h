@@ -25,6 +25,9 @@ namespace ddp::train {
 /// For the end of main: returns `code`, or 116 if `code` is 0 but some output was lost, with the reason on
 /// stderr (like ddplaunch's own results, docs/users/exit_codes.md).
 int exit_code_after_printing(int code);
+inline constexpr int kFailed = 1;
+/// Prints an error to stderr: "train: TEXT". Returns the exit code.
+int fail(const std::string& text, int exit_code = kFailed);
 
 /// A file to which a training appends whole lines. A training is worth more than its record. After a failed
 /// write (a full disk, a pipe whose reader has gone), one line on stderr says so. A half line is removed, and
