@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <fstream>
 #include <thread>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
 #include "base/files.h"
+#include "base/text.h"
 
 namespace ddp::train {
 namespace {
@@ -21,19 +21,12 @@ using Clock = std::chrono::steady_clock;
 constexpr int kGemmSize = 384;
 constexpr std::size_t kUsualMemory = std::size_t{256} << 20;
 
-struct UnmapPages {
-  std::size_t size = 0;
-  void operator()(std::uint64_t* data) const { (void)::munmap(data, size); }
-};
-using Mapping = std::unique_ptr<std::uint64_t, UnmapPages>;
-
 /// Returns the thermal events of all cores since boot; 0 if the kernel does not count them.
 std::uint64_t count_throttles() {
   std::uint64_t sum = 0;
   for (const auto& cpu : list_directory("/sys/devices/system/cpu")) {
-    std::ifstream file(cpu / "thermal_throttle/core_throttle_count");
-    std::uint64_t count = 0;
-    if (file >> count) sum += count;
+    const std::string count = first_line(cpu / "thermal_throttle/core_throttle_count");
+    sum += leading_number<std::uint64_t>(count).value_or(0);
   }
   return sum;
 }
@@ -74,16 +67,15 @@ class Cpu final : public HealthDevice {
   Result<> remember(const HealthTask& task, HealthFigures& figures) override {
     const std::size_t usual = task.share != 0 ? std::min(task.share, kUsualMemory) : kUsualMemory;
     const std::size_t bytes = task.memory != 0 ? task.memory : usual;
-    void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
+    const auto memory = map_file(-1, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+    if (!memory)
       return Error{ErrorCode::kSystem,
                    system_error(errno, std::to_string(bytes >> 20) + " MiB of memory to test").text +
                        "; give a smaller --memory"};
-    const Mapping mapping(static_cast<std::uint64_t*>(data), UnmapPages{bytes});
-    wish_large_pages(data, bytes);
+    wish_large_pages(memory.get(), bytes);
     const auto begin = Clock::now();
-    const PatternFaults faults =
-        test_patterns({mapping.get(), bytes / sizeof(std::uint64_t)}, task.inject_memory);
+    const PatternFaults faults = test_patterns(
+        {reinterpret_cast<std::uint64_t*>(memory.get()), bytes / sizeof(std::uint64_t)}, task.inject_memory);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     figures.set_memory_result(faults);
     figures.memory_gbps = 2.0 * kHealthPatterns * static_cast<double>(bytes) / seconds / 1e9;
