@@ -517,7 +517,7 @@ Result<bool> TcpCommunicator::wait_for_peers() {
   }
 }
 
-Result<> TcpCommunicator::drive(Handle until) {
+Result<> TcpCommunicator::wait(Handle until) {
   int idle = 0;
   while (finished_ < until) {
     if (failed_) return *failed_;
@@ -549,11 +549,7 @@ Result<Communicator::Handle> TcpCommunicator::enqueue(CollectiveOrder order) {
 
 Result<> TcpCommunicator::run(CollectiveOrder order) {
   const auto handle = DDP_TRY(enqueue(std::move(order)));
-  return drive(handle);
-}
-
-Result<> TcpCommunicator::wait(Handle handle) {
-  return drive(handle);
+  return wait(handle);
 }
 
 Result<> TcpCommunicator::progress() {

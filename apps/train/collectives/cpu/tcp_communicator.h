@@ -94,7 +94,7 @@ class TcpCommunicator final : public Communicator {
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   Result<> gather(std::span<const std::byte> mine, std::span<std::byte> all, int root) override;
   Result<Handle> start_all_reduce(NumberSpan values) override;
-  Result<> wait(Handle handle) override;
+  Result<> wait(Handle until) override;
   Result<> progress() override;
 
   /// Shows the peers, at most every quarter of step_timeout, that this rank is alive but waits elsewhere.
@@ -114,7 +114,6 @@ class TcpCommunicator final : public Communicator {
   CollectiveOrder sum_order(NumberSpan values, CollectiveKind kind) const;
   Result<Handle> enqueue(CollectiveOrder order);
   Result<> run(CollectiveOrder order);
-  Result<> drive(Handle until);
   Result<bool> move_some();
   Result<bool> send_some();
   Result<bool> receive_some();
