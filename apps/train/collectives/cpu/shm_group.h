@@ -50,7 +50,6 @@ class ShmSegment {
  public:
   /// Bytes of one area.
   static constexpr std::size_t kAreaSize = 512 * 1024;
-  static constexpr int kMostRanks = 1024;
 
   /// Two groups on cache lines of their own: all ranks read the first, publishing ranks the second.
   struct RankLine {

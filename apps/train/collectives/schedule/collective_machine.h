@@ -147,7 +147,6 @@ class CollectiveMachine {
   /// Requires done().
   void start(CollectiveOrder order);
   bool done() const { return at_ == order_.schedule.size(); }
-  CollectiveKind kind() const { return order_.kind; }
 
   /// Returns no bytes, for kNobody, if this step has nothing more to send.
   Pieces<const std::byte> to_send();
