@@ -327,7 +327,7 @@ struct Bench {
       int pair[2];
       REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
       far[rank] = UniqueFd(pair[1]);
-      peers[rank] = TcpPeer{UniqueFd(pair[0]), "127.0.0." + std::to_string(rank) + ":41000", rank};
+      peers[rank] = TcpPeer{UniqueFd(pair[0]), "127.0.0." + std::to_string(rank) + ":41000"};
     }
     GroupConfig config;
     config.rank = 2;

@@ -338,8 +338,6 @@ Result<std::unique_ptr<TcpCommunicator>> connect_peers(const GroupConfig& config
   }
   for (ConnectingPeer& r : reached)
     peers[r.rank] = std::move(r.peer);
-  for (auto& [rank, peer] : peers)
-    peer.name = config.name(rank);
   return std::make_unique<TcpCommunicator>(config, std::move(peers));
 }
 
@@ -353,10 +351,11 @@ constexpr std::size_t kBroadcastPiece = 256u << 10;
 constexpr int kTries = 20;
 constexpr unsigned kMovesPerSample = 16;
 
-std::map<int, CollectiveMachine::Name> names_of(const std::map<int, TcpPeer>& peers) {
+std::map<int, CollectiveMachine::Name> names_of(const GroupConfig& config,
+                                                const std::map<int, TcpPeer>& peers) {
   std::map<int, CollectiveMachine::Name> result;
   for (const auto& [rank, peer] : peers)
-    result[rank] = {peer.name, peer.address};
+    result[rank] = {config.name(rank), peer.address};
   return result;
 }
 
@@ -382,7 +381,7 @@ TcpCommunicator::TcpCommunicator(const GroupConfig& config, std::map<int, TcpPee
     : config_(config),
       peers_(std::move(peers)),
       ring_above_(kRingAbove),
-      machine_(config.name(config.rank), names_of(peers_)) {}
+      machine_(config.name(config.rank), names_of(config, peers_)) {}
 
 Error TcpCommunicator::fail(Error error) {
   failed_ = error;

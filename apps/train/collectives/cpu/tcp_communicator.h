@@ -70,7 +70,6 @@ PeerHello hello_of(const GroupConfig& config, int rank);
 struct TcpPeer {
   UniqueFd fd;
   std::string address;
-  int name = 0;  ///< its rank in the job's world
 };
 
 /// TCP connections to the ranks that the schedules exchange with (peers_of()), driven by a CollectiveMachine.
