@@ -380,11 +380,6 @@ class Trainer {
     return fnv_hash(std::as_bytes(model_.running_statistics()), fnv_hash(std::as_bytes(model_.parameters())));
   }
 
-  /// Returns the hash of every rank, in rank order.
-  Result<std::vector<std::uint64_t>> gather_hashes() {
-    return of(gather_values(*communicators_.world, weights_hash()), "the weights' hashes");
-  }
-
   /// Gives checkpoints access to the model.
   Model<T>& model() {
     fetch();

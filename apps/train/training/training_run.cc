@@ -501,13 +501,14 @@ class TypedTrainingRun final : public TrainingRun {
   }
 
   Result<> finish() {
-    print_out("rank %d weights %s\n", world_->rank(), hash_text(trainer_.weights_hash()).c_str());
-    const auto hashes = DDP_TRY(trainer_.gather_hashes());
+    const std::uint64_t mine = trainer_.weights_hash();
+    print_out("rank %d weights %s\n", world_->rank(), hash_text(mine).c_str());
+    const auto hashes = DDP_TRY(of(gather_values(*world_, mine), "the weights' hashes"));
     DDP_TRY(check_equal(hashes));
     DDP_TRY(check_finite());
     if (speaks_)
-      print_out("weights equal on %d %s: %s\n", world_->world_size(),
-                world_->world_size() == 1 ? "rank" : "ranks", hash_text(hashes[0]).c_str());
+      print_out("weights equal on %s: %s\n", counted(hashes.size(), "rank").c_str(),
+                hash_text(hashes[0]).c_str());
     if (options_.export_to.empty()) return {};
     const auto write = [this]() -> Result<> {
       if (!speaks_) return {};
