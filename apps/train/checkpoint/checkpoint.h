@@ -132,11 +132,8 @@ class CheckpointWriter {
     if (::getrandom(&nonce, sizeof nonce, 0) < 0) nonce = static_cast<std::uint64_t>(::getpid());
     nonce_ = std::to_string(nonce);
     std::error_code ignored;
-    std::vector<std::filesystem::path> stale;  // unfinished files of an ended training
     for (const std::filesystem::path& path : list_directory(config_.directory))
-      if (is_leftover(path)) stale.push_back(path);
-    for (const std::filesystem::path& path : stale)
-      std::filesystem::remove_all(path, ignored);
+      if (is_leftover(path)) std::filesystem::remove_all(path, ignored);  // of an ended training
     thread_ = std::thread(&CheckpointWriter::serve, this);
   }
 
