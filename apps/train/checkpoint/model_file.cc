@@ -18,6 +18,7 @@
 
 #include "apps/train/data/hash.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "base/files.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {
@@ -93,13 +94,10 @@ std::string header_of(std::span<const TensorView> tensors,
 /// Adds what it writes to `crc`.
 Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& path, std::uint32_t& crc) {
   constexpr std::size_t kCached = 1u << 20;  // write() leaves the bytes in the cache for the checksum
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), std::min(bytes.size(), kCached));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return system_error(errno, "write " + path);
-    const auto size = static_cast<std::size_t>(written);
-    crc = crc32_of(bytes.first(size), crc);
-    bytes = bytes.subspan(size);
+  for (std::size_t at = 0; at < bytes.size(); at += kCached) {
+    const auto piece = bytes.subspan(at, std::min(bytes.size() - at, kCached));
+    DDP_TRY(write_bytes(fd, {reinterpret_cast<const char*>(piece.data()), piece.size()}, path));
+    crc = crc32_of(piece, crc);
   }
   return {};
 }
