@@ -1,6 +1,7 @@
 #include "apps/train/bench/measurement.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cstdint>
@@ -256,8 +257,10 @@ class MeasuredOperation {
   int to_ = 0, from_ = 0;
 };
 
+/// What a rank measured of one message size.
 struct Times {
   double mean = 0, p50 = 0, p99 = 0;  ///< microseconds
+  std::uint64_t wrong = 0;            ///< elements
 };
 
 Result<Times> time_each(MeasuredOperation& operation, int warmup, int iterations) {
@@ -271,11 +274,6 @@ Result<Times> time_each(MeasuredOperation& operation, int warmup, int iterations
     return each[static_cast<std::size_t>(share * static_cast<double>(each.size() - 1))];
   };
   return Times{std::accumulate(each.begin(), each.end(), 0.0) / iterations, at(0.5), at(0.99)};
-}
-
-/// Converts to whole nanoseconds for all_gather().
-std::uint64_t nanoseconds(double microseconds) {
-  return static_cast<std::uint64_t>(microseconds * 1e3);
 }
 
 /// Lets each two ranks exchange a part of a message of `bytes`, and returns the ranks that have a part in
@@ -307,7 +305,6 @@ std::size_t memory_of(const BenchOptions& options, std::size_t bytes) {
 
 Result<BenchRow> measure_row(const BenchOptions& options, BenchMemory& memory, std::size_t bytes) {
   Communicator& communicator = memory.communicator();
-  const auto world = static_cast<std::size_t>(communicator.world_size());
   MeasuredOperation operation(options.operation, options.type, options.out_of_place, memory, bytes);
   BenchRow row;
   row.count = operation.count() / parts_of(options.operation, communicator.world_size());
@@ -320,23 +317,21 @@ Result<BenchRow> measure_row(const BenchOptions& options, BenchMemory& memory, s
   // The first operation of a graph captures it.
   auto times = DDP_TRY(time_each(operation, std::max(options.warmup, on_device ? 1 : 0), options.iterations));
   if (on_device) times.mean = DDP_TRY(operation.mean_in_graphs(options.iterations));
-  const std::uint64_t mine[] = {nanoseconds(times.mean), nanoseconds(times.p50), nanoseconds(times.p99),
-                                std::accumulate(wrong.begin(), wrong.end(), std::uint64_t{0})};
-  const auto all = DDP_TRY(communicator.all_gather(mine));
+  times.wrong = std::accumulate(wrong.begin(), wrong.end(), std::uint64_t{0});
+  const auto all = DDP_TRY(gather_values(communicator, times));
   row.wrong = options.check != 0 ? 0 : -1;
   std::vector<double> medians;
-  for (std::size_t rank = 0; rank < world; ++rank) {
-    const std::uint64_t* const theirs = all.data() + rank * std::size(mine);
-    const double mean = static_cast<double>(theirs[0]) / 1e3;
-    row.mean_us += mean / static_cast<double>(world);
-    if (mean > row.slowest_us) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Times& theirs = all[rank];
+    row.mean_us += theirs.mean / static_cast<double>(all.size());
+    if (theirs.mean > row.slowest_us) {
       row.slowest = static_cast<int>(rank);
-      row.slowest_us = mean;
+      row.slowest_us = theirs.mean;
     }
-    medians.push_back(static_cast<double>(theirs[1]) / 1e3);
-    row.p99_us = std::max(row.p99_us, static_cast<double>(theirs[2]) / 1e3);
-    if (options.check == 0 || theirs[3] == 0) continue;
-    row.wrong += static_cast<std::int64_t>(theirs[3]);
+    medians.push_back(theirs.p50);
+    row.p99_us = std::max(row.p99_us, theirs.p99);
+    if (options.check == 0 || theirs.wrong == 0) continue;
+    row.wrong += static_cast<std::int64_t>(theirs.wrong);
     row.witnesses.push_back(static_cast<int>(rank));
   }
   row.p50_us = *std::max_element(medians.begin(), medians.end());
@@ -347,9 +342,10 @@ Result<BenchRow> measure_row(const BenchOptions& options, BenchMemory& memory, s
 
 namespace {
 
-/// The results of a rank's pair of one round, as numbers for all_gather().
+/// The results of a rank's pair of one round.
 struct PairMeasurement {
-  std::uint64_t failed = 0, wrong = 0, nanoseconds = 0, kilobytes_per_second = 0;
+  std::uint64_t failed = 0, wrong = 0;
+  double latency_us = 0, bandwidth = 0;  ///< as in PairResult
 };
 
 /// Measures with this rank's peer. `memory` of all GPUs, or of the two ranks of the pair: in a gather of
@@ -368,8 +364,8 @@ Result<> measure_pair(const BenchOptions& options, BenchMemory& memory, int peer
     const bool is_latency = bytes == kLatencyBytes;
     const auto times =
         DDP_TRY(time_each(exchange, warmup, (is_latency ? kLatencyRuns : 1) * options.iterations));
-    if (is_latency) measured.nanoseconds = nanoseconds(times.p50);
-    measured.kilobytes_per_second = static_cast<std::uint64_t>(static_cast<double>(bytes) / times.p50 * 1e3);
+    if (is_latency) measured.latency_us = times.p50;
+    measured.bandwidth = static_cast<double>(bytes) / times.p50 / 1e3;
   }
   return {};
 }
@@ -393,13 +389,11 @@ struct RankPlaces {
 };
 
 Result<RankPlaces> gather_places(const WorkerEnvironment& environment, Communicator& ranks) {
-  const std::uint64_t mine[] = {static_cast<std::uint64_t>(environment.node),
-                                static_cast<std::uint64_t>(environment.local_rank)};
-  const auto all = DDP_TRY(ranks.all_gather(mine));
+  const std::array<std::int64_t, 2> mine{environment.node, environment.local_rank};
   RankPlaces places;
-  for (std::size_t i = 0; i < all.size(); i += std::size(mine)) {
-    places.node_of.push_back(static_cast<int>(all[i]));
-    places.local_of.push_back(static_cast<int>(all[i + 1]));
+  for (const auto& [node, local] : DDP_TRY(gather_values(ranks, mine))) {
+    places.node_of.push_back(static_cast<int>(node));
+    places.local_of.push_back(static_cast<int>(local));
   }
   return places;
 }
@@ -427,21 +421,19 @@ Result<std::vector<PairResult>> measure_pairs(const BenchOptions& options,
         measured.failed = measure_host_pair(options, environment, world, {first, second}, measured) ? 0 : 1;
       }
     }
-    const std::uint64_t mine[] = {measured.failed, measured.wrong, measured.nanoseconds,
-                                  measured.kilobytes_per_second};
-    const auto theirs = DDP_TRY(all.all_gather(mine));  // is also a barrier: rounds do not overlap
+    const auto theirs = DDP_TRY(gather_values(all, measured));  // is also a barrier: rounds do not overlap
     for (const auto& [first, second] : round) {
       const auto a = static_cast<std::size_t>(first), b = static_cast<std::size_t>(second);
-      const std::uint64_t *one = theirs.data() + 4 * a, *other = theirs.data() + 4 * b;
+      const PairMeasurement &one = theirs[a], &other = theirs[b];
       PairResult& pair = pairs.emplace_back();
       pair.first = first;
       pair.second = second;
       pair.same_node = node_of[a] == node_of[b];
       pair.same_rail = gpus != nullptr && !pair.same_node && places.local_of[a] == places.local_of[b];
-      pair.failed = one[0] + other[0] != 0;
-      pair.wrong = one[1] + other[1];
-      pair.latency_us = static_cast<double>(std::max(one[2], other[2])) / 1e3;
-      pair.bandwidth = static_cast<double>(std::min(one[3], other[3])) / 1e6;
+      pair.failed = one.failed + other.failed != 0;
+      pair.wrong = one.wrong + other.wrong;
+      pair.latency_us = std::max(one.latency_us, other.latency_us);
+      pair.bandwidth = std::min(one.bandwidth, other.bandwidth);
       pair.at_once = static_cast<int>(std::ranges::count_if(round, [&](const auto& beside) {
         const int nodes[] = {node_of[static_cast<std::size_t>(beside.first)],
                              node_of[static_cast<std::size_t>(beside.second)]};
@@ -467,7 +459,11 @@ Result<std::vector<GroupResult>> measure_groups(const BenchOptions& options,
     const auto own = std::ranges::find_if(groups, [&](const GroupResult& group) {
       return group.is_rail == is_rail && std::ranges::count(group.ranks, gpus.rank()) != 0;
     });
-    std::uint64_t mine[4] = {};  // nanoseconds, wrong elements, whether this rank has some, the late rank
+    struct OfGroup {
+      double p50_us = 0;
+      std::uint64_t wrong = 0, is_witness = 0;  // wrong elements, whether this rank has some
+      std::int64_t late = -1;
+    } mine;
     if (own == groups.end()) {
       DDP_TRY(gpus.split(-1, 0, 0));
     } else {
@@ -475,24 +471,23 @@ Result<std::vector<GroupResult>> measure_groups(const BenchOptions& options,
       const auto part = DDP_TRY(gpus.split(own->number, number, static_cast<int>(own->ranks.size())));
       const auto memory = DDP_TRY(BenchMemory::make(*part, memory_of(sums, bytes)));
       const BenchRow row = DDP_TRY(measure_row(sums, *memory, bytes));
-      mine[0] = nanoseconds(row.p50_us);  // a pause of one operation is no slow group
-      mine[1] = static_cast<std::uint64_t>(std::max<std::int64_t>(row.wrong, 0));
-      mine[2] = static_cast<std::uint64_t>(std::ranges::count(row.witnesses, number));
-      mine[3] = static_cast<std::uint64_t>(row.late + 1);
+      mine.p50_us = row.p50_us;  // a pause of one operation is no slow group
+      mine.wrong = static_cast<std::uint64_t>(std::max<std::int64_t>(row.wrong, 0));
+      mine.is_witness = static_cast<std::uint64_t>(std::ranges::count(row.witnesses, number));
+      mine.late = row.late;
     }
-    const auto all = DDP_TRY(gpus.all_gather(mine));
-    const auto of = [&](int rank) { return all.data() + std::size(mine) * static_cast<std::size_t>(rank); };
+    const auto all = DDP_TRY(gather_values(gpus, mine));
     for (GroupResult& group : groups) {
       if (group.is_rail != is_rail) continue;
-      const std::uint64_t* const first = of(group.ranks.front());  // its ranks have the same row
+      const OfGroup& first = all[static_cast<std::size_t>(group.ranks.front())];  // all have the same row
       BenchRow row{bytes};
-      row.mean_us = static_cast<double>(first[0]) / 1e3;
+      row.mean_us = first.p50_us;
       group.bandwidth =
           row.algbw(bus_factor(BenchOperation::kAllReduce, static_cast<int>(group.ranks.size())));
-      group.wrong = first[1];
+      group.wrong = first.wrong;
       std::ranges::copy_if(group.ranks, std::back_inserter(group.witnesses),
-                           [&](int rank) { return of(rank)[2] != 0; });
-      if (first[3] != 0) group.late = group.ranks[first[3] - 1];
+                           [&](int rank) { return all[static_cast<std::size_t>(rank)].is_witness != 0; });
+      if (first.late >= 0) group.late = group.ranks[static_cast<std::size_t>(first.late)];
     }
   }
   return groups;
