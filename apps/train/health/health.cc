@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cinttypes>
 #include <cstdlib>
 #include <memory>
@@ -41,18 +40,13 @@ constexpr const char* kHealthUsage =
 
 /// Parses "RANK:gemm", "RANK:memory", "RANK:gradient" or "RANK:sum".
 std::optional<InjectedFault> parse_fault(std::string_view text) {
-  InjectedFault inject;
-  const char* end = text.data() + text.size();
-  const auto rank = std::from_chars(text.data(), end, inject.rank);
-  if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || inject.rank < 0) return std::nullopt;
+  const auto rank = parse_number<int>(take_field(text, ':'));
   constexpr std::pair<std::string_view, HealthFault> kFaults[] = {{"gemm", HealthFault::kGemm},
                                                                   {"memory", HealthFault::kMemory},
                                                                   {"gradient", HealthFault::kGradient},
                                                                   {"sum", HealthFault::kSum}};
   for (const auto& [word, fault] : kFaults) {
-    if (word != std::string_view(rank.ptr + 1, end)) continue;
-    inject.fault = fault;
-    return inject;
+    if (rank && *rank >= 0 && word == text) return InjectedFault{*rank, fault};
   }
   return std::nullopt;
 }

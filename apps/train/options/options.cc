@@ -1,7 +1,6 @@
 #include "apps/train/options/options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <limits>
@@ -26,13 +25,10 @@ constexpr const char* kUsage =
 
 /// Parses "RANK:STEP".
 std::optional<InjectedNan> parse_injected_nan(std::string_view text) {
-  InjectedNan inject;
-  const char* end = text.data() + text.size();
-  const auto rank = std::from_chars(text.data(), end, inject.rank);
-  if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || inject.rank < 0) return std::nullopt;
-  const auto step = std::from_chars(rank.ptr + 1, end, inject.step);
-  if (step.ec != std::errc() || step.ptr != end || inject.step == 0) return std::nullopt;
-  return inject;
+  const auto rank = parse_number<int>(take_field(text, ':'));
+  const auto step = parse_number<std::uint64_t>(text);
+  if (!rank || *rank < 0 || !step || *step == 0) return std::nullopt;
+  return InjectedNan{*rank, *step};
 }
 
 /// A number below 1, since AdamW divides by 1 - beta.
@@ -681,11 +677,11 @@ TrainingVerdict judge_training(const TrainOptions& options, const std::array<std
   return verdict;
 }
 
-std::string take_line(std::string_view& text) {
-  const std::size_t end = std::min(text.find('\n'), text.size());
-  std::string line(text.substr(0, end));
-  text.remove_prefix(std::min(end + 1, text.size()));
-  return line;
+std::string take_field(std::string_view& text, char end) {
+  const std::size_t size = std::min(text.find(end), text.size());
+  std::string field(text.substr(0, size));
+  text.remove_prefix(std::min(size + 1, text.size()));
+  return field;
 }
 
 std::string to_text(const EqualOptions& options) {
@@ -698,8 +694,8 @@ std::string to_text(const EqualOptions& options) {
 std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_other, int other) {
   const std::string of_other = "rank " + std::to_string(other);
   for (const EqualOption& option : mine) {
-    const std::string name = take_line(text_of_other);
-    const std::string value = take_line(text_of_other);
+    const std::string name = take_field(text_of_other);
+    const std::string value = take_field(text_of_other);
     if (name != option.name) {
       return "rank " + std::to_string(rank) + " has other options than " + of_other +
              "; check that both run the same version of train";

@@ -188,8 +188,8 @@ struct TrainingVerdict {
 TrainingVerdict judge_training(const TrainOptions& options, const std::array<std::uint32_t, 4>& checksums,
                                int world, double percent);
 
-/// Removes the first line of `text`, and returns it without its end.
-std::string take_line(std::string_view& text);
+/// Removes the text up to the first `end` or, without one, all of it. Returns it without `end`.
+std::string take_field(std::string_view& text, char end = '\n');
 
 /// to_text() makes the text for another rank. difference() returns the first difference from rank `other`:
 /// "--seed is 4 on rank 1 and 3 on rank 0; give all ranks the same value". Empty: none.

@@ -140,7 +140,7 @@ std::string to_text(const RankAbility& ability) {
 RankAbility read_rank_ability(std::string_view text) {
   RankAbility ability;
   for (const auto field : kFields)
-    ability.*field = take_line(text);
+    ability.*field = take_field(text);
   return ability;
 }
 
@@ -154,12 +154,12 @@ std::string to_text(const Error& error) {
 }
 
 Result<RunChoice> read_run_choice(std::string_view text) {
-  const std::string first = take_line(text);
-  if (first == "usage") return Error{ErrorCode::kUsage, take_line(text)};
-  if (first == "timeout") return Error{ErrorCode::kTimeout, take_line(text)};
-  const std::string comm = take_line(text);
+  const std::string first = take_field(text);
+  if (first == "usage") return Error{ErrorCode::kUsage, take_field(text)};
+  if (first == "timeout") return Error{ErrorCode::kTimeout, take_field(text)};
+  const std::string comm = take_field(text);
   RunChoice choice;
-  choice.obstacle = take_line(text);
+  choice.obstacle = take_field(text);
   for (const auto& [device_word, device] : device_words()) {
     for (const auto& [comm_word, kind] : comm_words()) {
       if (first != device_word || comm != comm_word || device == DeviceKind::kAuto) continue;

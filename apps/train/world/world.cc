@@ -86,9 +86,8 @@ std::string encode(const NodeRankRange& ranks) {
 }
 
 std::optional<NodeRankRange> decode(std::string_view text) {
-  const auto space = std::min(text.find(' '), text.size());
-  const auto first = parse_number<int>(text.substr(0, space));
-  const auto count = parse_number<int>(text.substr(std::min(space + 1, text.size())));
+  const auto first = parse_number<int>(take_field(text, ' '));
+  const auto count = parse_number<int>(text);
   if (!first || !count || *first < 0 || *count < 1) return std::nullopt;
   return NodeRankRange{*first, *count};
 }
@@ -488,13 +487,13 @@ Result<std::string> tested_line(const WorkerEnvironment& environment, Communicat
     if (counts[0] != 0) end_node();
     visible = std::max<std::size_t>(visible, counts[1]);
     std::string_view rest(reinterpret_cast<const char*>(all.data() + rank * words.size()));
-    const std::string model = take_line(rest), key = take_line(rest);
+    const std::string model = take_field(rest), key = take_field(rest);
     if (!model.empty()) {
       devices[model].insert(key);
       used.insert(key);
     }
     while (!rest.empty())
-      if (std::string link = take_line(rest); std::ranges::find(links, link) == links.end())
+      if (std::string link = take_field(rest); std::ranges::find(links, link) == links.end())
         links.push_back(std::move(link));
   }
   end_node();
