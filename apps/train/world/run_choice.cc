@@ -194,29 +194,26 @@ std::string ability_key(int rank) {
 std::string left_key(int rank) {
   return "left/" + std::to_string(rank);
 }
-std::string rank_text(int rank) {
-  return "rank " + std::to_string(rank);
-}
 
 milliseconds time_until(Clock::time_point deadline) {
   return std::max(std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), milliseconds(1));
 }
 
-Result<RunChoice> collect_and_choose(const ChoiceRanks& ranks, PeerDirectory& directory,
+Result<RunChoice> collect_and_choose(const GroupConfig& ranks, PeerDirectory& directory,
                                      const TrainOptions& options) {
   std::vector<RankAbility> all;
-  const Clock::time_point deadline = Clock::now() + ranks.timeout;
+  const Clock::time_point deadline = Clock::now() + ranks.start_timeout;
   for (int rank = 0; rank < ranks.world_size; ++rank) {
-    const auto text = DDP_TRY(
-        find_shared(directory, ability_key(rank), time_until(deadline), rank_text(ranks.rank),
-                    ": " + rank_text(rank) + " has not reached the store in time; check that it started"));
+    const auto text = DDP_TRY(find_shared(
+        directory, ability_key(rank), time_until(deadline), ranks.me(),
+        ": " + ranks.rank_text(rank) + " has not reached the store in time; check that it started"));
     all.push_back(read_rank_ability(text));
     if (!all.back().refusal.empty()) return Error{ErrorCode::kUsage, all.back().refusal};
   }
   return choose_run(options, all);
 }
 
-Result<RunChoice> decide(const ChoiceRanks& ranks, PeerDirectory& directory, TrainOptions options,
+Result<RunChoice> decide(const GroupConfig& ranks, PeerDirectory& directory, TrainOptions options,
                          const std::optional<RunChoice>& held) {
   if (held && (held->device == DeviceKind::kCpu || held->comm != CommKind::kAuto)) return *held;
   if (held) options.device = held->device;
@@ -225,14 +222,14 @@ Result<RunChoice> decide(const ChoiceRanks& ranks, PeerDirectory& directory, Tra
 
 }  // namespace
 
-Result<RunChoice> agree_on_choice(const ChoiceRanks& ranks, PeerDirectory& directory,
+Result<RunChoice> agree_on_choice(const GroupConfig& ranks, int deciding_rank, PeerDirectory& directory,
                                   const TrainOptions& options, const RankAbility& ability,
                                   const std::optional<RunChoice>& held) {
-  const std::string me = rank_text(ranks.rank);
+  const std::string me = ranks.me();
   DDP_TRY(within(me, directory.share(ability_key(ranks.rank), to_text(ability))));
-  if (ranks.rank != ranks.deciding_rank) {
+  if (ranks.rank != deciding_rank) {
     // The deciding rank waits for all ranks first, and publishes also that it waited in vain.
-    const auto text = DDP_TRY(within(me, directory.find(kChoiceKey, 2 * ranks.timeout)));
+    const auto text = DDP_TRY(within(me, directory.find(kChoiceKey, 2 * ranks.start_timeout)));
     auto choice = read_run_choice(text);
     if (!choice) leave_store(ranks, directory, false);
     return choice;
@@ -243,21 +240,20 @@ Result<RunChoice> agree_on_choice(const ChoiceRanks& ranks, PeerDirectory& direc
   return choice;
 }
 
-Result<> check_own_gpu(const ChoiceRanks& ranks, PeerDirectory& directory, const RankAbility& ability,
+Result<> check_own_gpu(const GroupConfig& ranks, PeerDirectory& directory, const RankAbility& ability,
                        std::pair<int, int> node) {
   if (ability.gpu.empty()) return {};
   for (int rank = node.first; rank < node.second; ++rank) {
     if (rank == ranks.rank) continue;
-    const auto text =
-        DDP_TRY(within(rank_text(ranks.rank), directory.find(ability_key(rank), ranks.timeout)));
+    const auto text = DDP_TRY(within(ranks.me(), directory.find(ability_key(rank), ranks.start_timeout)));
     if (read_rank_ability(text).gpu != ability.gpu) continue;
-    return usage_error(rank_text(ranks.rank), " on ", ability.host, ": its GPU is also that of ",
-                       rank_text(rank), ", and the job uses NCCL; give it a GPU of its own");
+    return usage_error(ranks.me(), " on ", ability.host, ": its GPU is also that of ", ranks.rank_text(rank),
+                       ", and the job uses NCCL; give it a GPU of its own");
   }
   return {};
 }
 
-void leave_store(const ChoiceRanks& ranks, PeerDirectory& directory, bool waits) {
+void leave_store(const GroupConfig& ranks, PeerDirectory& directory, bool waits) {
   (void)directory.share(left_key(ranks.rank), "");
   const Clock::time_point deadline = Clock::now() + kLeaveTime;
   for (int rank = 0; waits && rank < ranks.world_size; ++rank) {
@@ -265,7 +261,7 @@ void leave_store(const ChoiceRanks& ranks, PeerDirectory& directory, bool waits)
   }
 }
 
-void refuse_choice(const ChoiceRanks& ranks, PeerDirectory& directory, const std::string& reason) {
+void refuse_choice(const GroupConfig& ranks, PeerDirectory& directory, const std::string& reason) {
   RankAbility ability;
   ability.refusal = reason;
   (void)directory.share(ability_key(ranks.rank), to_text(ability));

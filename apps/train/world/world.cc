@@ -338,10 +338,6 @@ RankAbility find_ability(const WorkerEnvironment& environment, const TrainOption
   return ability;
 }
 
-ChoiceRanks choice_ranks(const WorldOptions& world) {
-  return {world.rank, world.world_size, world.reference_rank, world.start_timeout};
-}
-
 }  // namespace
 
 Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& options) {
@@ -402,32 +398,31 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
   if (!alone) {
     if (auto reached = reach_others(environment, wanted, world); !reached) {
       if (world.directory && reached.error().code == ErrorCode::kUsage)
-        refuse_choice(choice_ranks(wanted), *world.directory, reached.error().text);
+        refuse_choice(wanted, *world.directory, reached.error().text);
       return reached.error();
     }
   }
   world.choice = {options.device, options.comm, ""};
   if (leaves_choice(options)) {
     const RankAbility ability = find_ability(environment, options);
-    auto choice = DDP_TRY(
-        alone ? choose_run(options, {&ability, 1})
-              : agree_on_choice(choice_ranks(wanted), *world.directory, options, ability, join.choice));
+    auto choice = DDP_TRY(alone ? choose_run(options, {&ability, 1})
+                                : agree_on_choice(wanted, wanted.reference_rank, *world.directory, options,
+                                                  ability, join.choice));
     world.choice = std::move(choice);
     if (alone && join.choice) world.choice.device = join.choice->device;
     wanted.comm = world.choice.comm;
     const bool chose_nccl = wanted.comm != options.comm && wanted.comm == CommKind::kNccl;
     if (chose_nccl && !join.choice) {
       const int first = environment.rank - environment.local_rank;
-      DDP_TRY(check_own_gpu(choice_ranks(wanted), *world.directory, ability,
-                            {first, first + environment.local_world_size}));
+      DDP_TRY(
+          check_own_gpu(wanted, *world.directory, ability, {first, first + environment.local_world_size}));
       wanted.advice = "; --device cpu works without it";
     }
   }
   DDP_TRY(can_join(environment, wanted));
   if (!alone) {
     if (auto joined = join_over(wanted, world); !joined) {
-      if (!environment.agent_store)
-        leave_store(choice_ranks(wanted), *world.directory, world.store != nullptr);
+      if (!environment.agent_store) leave_store(wanted, *world.directory, world.store != nullptr);
       return joined.error();
     }
   }
@@ -444,7 +439,7 @@ Result<RunChoice> choose_device(const WorkerEnvironment& environment, const Trai
   if (!leaves_choice(options)) return RunChoice{options.device, options.comm, ""};
   const RankAbility ability = find_ability(environment, options);
   if (directory == nullptr) return choose_run(options, {&ability, 1});
-  return agree_on_choice(choice_ranks(world_options(environment, options)), *directory, options, ability, {});
+  return agree_on_choice(world_options(environment, options), 0, *directory, options, ability, {});
 }
 
 Result<std::unique_ptr<Communicator>> join_gpus(const WorkerEnvironment& environment,

@@ -112,8 +112,7 @@ TEST_CASE("Ranks that have one and the same GPU do not use NCCL") {
                 obstacle + kSees + "start one rank per GPU, or " + kCpuInstead);
   CHECK(choose_run(options_with(kAnyDevice, kOverNccl), ranks).error().text ==
         "--comm nccl: " + obstacle + "; start one rank per GPU, or use --share-gpu");
-  check_refusal(options_with(kGpu), ranks,
-                obstacle + "; start one rank per GPU, or " + kCpuInstead);
+  check_refusal(options_with(kGpu), ranks, obstacle + "; start one rank per GPU, or " + kCpuInstead);
   for (RankAbility& rank : ranks)
     rank.gpu = "";  // --share-gpu
   check_choice(options_with(kAnyDevice), ranks, {kGpu, kOverNccl, ""});
@@ -254,6 +253,13 @@ struct Part {
   bool comes = true;
 };
 
+GroupConfig one_of(int rank, int world_size) {
+  GroupConfig ranks;
+  ranks.rank = rank;
+  ranks.world_size = world_size;
+  return ranks;
+}
+
 /// Runs the ranks as threads. The deciding rank closes the store when it ends, and the others see that.
 std::vector<std::string> results(const std::vector<Part>& parts, const TrainOptions& options,
                                  int deciding = 0, milliseconds timeout = milliseconds(20'000)) {
@@ -263,9 +269,11 @@ std::vector<std::string> results(const std::vector<Part>& parts, const TrainOpti
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     threads.emplace_back([&, rank] {
       BoardDirectory directory(board);
-      const ChoiceRanks ranks{static_cast<int>(rank), static_cast<int>(parts.size()), deciding, timeout};
+      GroupConfig ranks = one_of(static_cast<int>(rank), static_cast<int>(parts.size()));
+      ranks.start_timeout = timeout;
       if (!parts[rank].comes) return;
-      const auto choice = agree_on_choice(ranks, directory, options, parts[rank].ability, parts[rank].held);
+      const auto choice =
+          agree_on_choice(ranks, deciding, directory, options, parts[rank].ability, parts[rank].held);
       texts[rank] = choice ? to_text(*choice) : "error: " + choice.error().text;
       if (!choice && ranks.rank == deciding) board.close();
     });
@@ -306,10 +314,10 @@ TEST_CASE("A rank that serves the store leaves it last") {
   std::thread other([&] {
     BoardDirectory directory(board);
     read = directory.find("left/0", milliseconds(20'000)).has_value();  // rank 0 waits from here on
-    leave_store({1, 2}, directory, false);
+    leave_store(one_of(1, 2), directory, false);
   });
   BoardDirectory directory(board);
-  leave_store({0, 2}, directory, true);
+  leave_store(one_of(0, 2), directory, true);
   CHECK(read);
   other.join();
 }
@@ -323,19 +331,19 @@ TEST_CASE("A rank that joins a choice of NCCL needs a GPU of its own") {
     REQUIRE(directory.share("ability/" + std::to_string(rank), to_text(ability)).has_value());
   }
   ability.gpu = "GPU 0";
-  CHECK(check_own_gpu({3, 4}, directory, ability, {2, 4}).has_value());  // another node has no such GPU
-  CHECK(check_own_gpu({3, 4}, directory, ability, {0, 4}).error().text ==
+  CHECK(check_own_gpu(one_of(3, 4), directory, ability, {2, 4}).has_value());  // another node has no such GPU
+  CHECK(check_own_gpu(one_of(3, 4), directory, ability, {0, 4}).error().text ==
         "rank 3 on host: its GPU is also that of rank 0, and the job uses NCCL; give it a GPU of its own");
-  CHECK(check_own_gpu({0, 4}, directory, ability, {0, 3}).has_value());
+  CHECK(check_own_gpu(one_of(0, 4), directory, ability, {0, 3}).has_value());
   ability.gpu = "";  // --share-gpu
-  CHECK(check_own_gpu({3, 4}, directory, ability, {0, 4}).has_value());
+  CHECK(check_own_gpu(one_of(3, 4), directory, ability, {0, 4}).has_value());
 }
 
 TEST_CASE("A rank that refuses ends the wait of all others with its reason") {
   Board board;
   BoardDirectory directory(board);
-  refuse_choice({1, 2}, directory, "--comm is tcp on rank 1 and auto on rank 0");
-  const auto choice = agree_on_choice({0, 2, 0, milliseconds(20'000)}, directory, {}, Part().ability, {});
+  refuse_choice(one_of(1, 2), directory, "--comm is tcp on rank 1 and auto on rank 0");
+  const auto choice = agree_on_choice(one_of(0, 2), 0, directory, {}, Part().ability, {});
   REQUIRE(choice.has_error());
   CHECK(choice.error().code == ddp::ErrorCode::kUsage);
   CHECK(choice.error().text == "--comm is tcp on rank 1 and auto on rank 0");
