@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -184,29 +184,17 @@ class _AttemptStore(dist.Store):
         super().__init__()
         self.inner: Any = None
 
-    def set(self, key: str, value: Any) -> None:
-        self.inner.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        return self.inner.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        return self.inner.add(key, amount)
-
-    def check(self, keys: List[str]) -> bool:
-        return self.inner.check(keys)
-
-    def compare_set(self, key: str, expected: Any, wanted: Any) -> bytes:
-        return self.inner.compare_set(key, expected, wanted)
-
-    def delete_key(self, key: str) -> bool:
-        return self.inner.delete_key(key)
-
-    def wait(self, keys: List[str], *timeout: timedelta) -> None:
-        self.inner.wait(keys, *timeout)
-
     def has_extended_api(self) -> bool:
         return False
+
+
+def _pass_on(name: str) -> Callable[..., Any]:
+    return lambda self, *arguments: getattr(self.inner, name)(*arguments)
+
+
+# In the class, where PyTorch looks for them: __getattr__ would not be asked.
+for _name in ("set", "get", "add", "check", "compare_set", "delete_key", "wait"):
+    setattr(_AttemptStore, _name, _pass_on(_name))
 
 
 class SurvivingGroup:
