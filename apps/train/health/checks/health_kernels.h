@@ -92,25 +92,20 @@ struct WritePattern {
   }
 };
 
-/// Reads the words of each block and records the wrong ones. It also counts the words, so that a launch that
-/// did nothing is found.
-struct ReadPattern {
-  struct Args {
-    HealthPiece piece;
-    PatternFaults* to;  ///< [blocks]
-  };
+/// Adds up what the threads of a block find, in Args::to[block].
+template <class Body, class Faults>
+struct FaultSum {
   static constexpr int kThreads = kHealthThreads;
   struct Shared {
-    PatternFaults of[kThreads];
+    Faults of[kThreads];
   };
   using Local = kernels::device::NoMemory;
 
-  static DDP_HD int blocks(const Args& args) { return blocks_of(args.piece); }
-  static DDP_HD int phases(const Args&) { return 1 + kernels::device::halvings(kThreads) + 1; }
+  static DDP_HD int phases(const auto&) { return 1 + kernels::device::halvings(kThreads) + 1; }
   static DDP_HD void phase(int phase, kernels::device::ThreadIndex at, Shared& shared, Local&,
-                           const Args& args) {
+                           const auto& args) {
     if (phase == 0) {
-      shared.of[at.thread] = read(at, args.piece);
+      shared.of[at.thread] = Body::find(at, args);
     } else if (phase < phases(args) - 1) {
       const int half = kThreads >> phase;
       if (at.thread < half) shared.of[at.thread].add(shared.of[at.thread + half]);
@@ -118,9 +113,19 @@ struct ReadPattern {
       args.to[at.block] = shared.of[0];
     }
   }
+};
 
- private:
-  static DDP_HD PatternFaults read(kernels::device::ThreadIndex at, const HealthPiece& piece) {
+/// Reads the words of each block and records the wrong ones. It also counts the words, so that a launch that
+/// did nothing is found.
+struct ReadPattern : FaultSum<ReadPattern, PatternFaults> {
+  struct Args {
+    HealthPiece piece;
+    PatternFaults* to;  ///< [blocks]
+  };
+
+  static DDP_HD int blocks(const Args& args) { return blocks_of(args.piece); }
+  static DDP_HD PatternFaults find(kernels::device::ThreadIndex at, const Args& args) {
+    const HealthPiece& piece = args.piece;
     PatternFaults found = PatternFaults::none();
     const std::uint64_t begin = static_cast<std::uint64_t>(at.block) * kHealthBlockWords;
     for (std::uint64_t i = at.thread; i < kHealthBlockWords && begin + i < piece.count; i += kThreads)
@@ -151,7 +156,7 @@ struct ProductFaults {
 
 /// Compares the copies of a product, which lie behind one another, with the first product and with the bounds
 /// of the exact one.
-struct CompareProduct {
+struct CompareProduct : FaultSum<CompareProduct, ProductFaults> {
   struct Args {
     const float* product;  ///< [count]
     const float* first;    ///< [size], as the next two
@@ -161,34 +166,15 @@ struct CompareProduct {
     int size;           ///< elements of a copy
     ProductFaults* to;  ///< [blocks]
   };
-  static constexpr int kThreads = kHealthThreads;
   static constexpr int kElements = 32 * kThreads;  ///< of a block
-  struct Shared {
-    ProductFaults of[kThreads];
-  };
-  using Local = kernels::device::NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return kernels::device::divide_up(args.count, kElements); }
-  static DDP_HD int phases(const Args&) { return 1 + kernels::device::halvings(kThreads) + 1; }
-  static DDP_HD void phase(int phase, kernels::device::ThreadIndex at, Shared& shared, Local&,
-                           const Args& args) {
-    if (phase == 0) {
-      shared.of[at.thread] = compare(at, args);
-    } else if (phase < phases(args) - 1) {
-      const int half = kThreads >> phase;
-      if (at.thread < half) shared.of[at.thread].add(shared.of[at.thread + half]);
-    } else if (at.thread == 0) {
-      args.to[at.block] = shared.of[0];
-    }
-  }
-
- private:
   static DDP_HD std::uint32_t bits(float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
   }
-  static DDP_HD ProductFaults compare(kernels::device::ThreadIndex at, const Args& args) {
+  static DDP_HD ProductFaults find(kernels::device::ThreadIndex at, const Args& args) {
     ProductFaults found;
     const int begin = at.block * kElements,
               end = begin + kElements < args.count ? begin + kElements : args.count;
