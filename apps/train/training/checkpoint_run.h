@@ -181,15 +181,9 @@ Result<> share_state(const TrainOptions& options, Communicator& world, int from,
 template <class T>
 class CheckpointRun {
  public:
-  /// Both arguments must outlive this object; nothing is done before attach().
-  CheckpointRun(const TrainOptions& options, Trainer<T>& trainer) : options_(options), trainer_(trainer) {}
-
-  /// Switches to these ranks and this data. A checkpoint that is being written is completed.
-  void attach(const Communicators& communicators, const DataSplit& data) {
-    world_ = communicators.world;
-    interrupt_ = communicators.interrupt;
-    data_ = &data;
-  }
+  /// All arguments must outlive this object. Its ranks are those that the trainer is attached to.
+  CheckpointRun(const TrainOptions& options, const DataSplit& data, Trainer<T>& trainer)
+      : options_(options), data_(data), trainer_(trainer) {}
 
   /// Resumes as --resume says; rank 0 reads, and the other ranks get everything from it.
   Result<> resume(const std::function<void(const std::string&)>& say) {
@@ -199,29 +193,29 @@ class CheckpointRun {
     SeenCheckpoint seen;
     const auto read_it = [&]() -> Result<> {
       seen = newest_checkpoint();
-      if (world_->rank() != 0) return {};
+      if (world().rank() != 0) return {};
       auto done = find(found, mine);
       return done && !found.path.empty() ? load_model(found) : done;
     };
-    DDP_TRY(share_outcome(*world_, read_it, sign(), interrupt_));
+    DDP_TRY(share_outcome(world(), read_it, sign(), interrupt()));
     DDP_TRY(check_places_agree(seen));
     std::string text = found.path.empty() ? "" : to_json(found.state);
     std::uint64_t size = text.size();
-    DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
+    DDP_TRY(world().broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
     if (size == 0) return {};
     text.resize(size);
-    DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(text)), 0));
+    DDP_TRY(world().broadcast(std::as_writable_bytes(std::span(text)), 0));
     const auto state = DDP_TRY(parse_checkpoint_state("state.json", text));
     DDP_TRY(share(state, found.optimizer));
     trainer_.position() =
-        position_after(state, world_->world_size(), options_.batch_size, options_.accumulate);
+        position_after(state, world().world_size(), options_.batch_size, options_.accumulate);
     trainer_.set_warmed_up();
     trainer_.optimizer().set_steps(state.optimizer_steps);
     written_step_ = state.position.step;
-    if (world_->rank() == 0) {
+    if (world().rank() == 0) {
       say(concat("resuming from ", found.path, ": step ", state.position.step, ", epoch ",
                  trainer_.position().epoch + 1, ", ", counted(state.world_size, "rank"), " then, ",
-                 world_->world_size(), " now"));
+                 world().world_size(), " now"));
     }
     return {};
   }
@@ -229,8 +223,8 @@ class CheckpointRun {
   /// Makes the directory and checks that it is writable.
   Result<> prepare() {
     if (options_.checkpoint_dir.empty()) return {};
-    const auto make = [this]() -> Result<> { return world_->rank() == 0 ? make_directory() : Result<>(); };
-    return share_outcome(*world_, make, sign(), interrupt_);
+    const auto make = [this]() -> Result<> { return world().rank() == 0 ? make_directory() : Result<>(); };
+    return share_outcome(world(), make, sign(), interrupt());
   }
 
   /// The same for ranks that continue a training: checks whether a checkpoint of its last step exists.
@@ -241,7 +235,7 @@ class CheckpointRun {
     const std::uint64_t step = trainer_.position().step;
     std::uint64_t there = 0;
     const auto prepare_rank_0 = [&]() -> Result<> {
-      if (world_->rank() != 0) return {};
+      if (world().rank() != 0) return {};
       // A checkpoint that cannot be read is written again.
       const std::string path = options_.checkpoint_dir + "/" + checkpoint_name(step);
       auto state = read_checkpoint_state(path);
@@ -251,8 +245,8 @@ class CheckpointRun {
       if (!writer_) open_writer();
       return {};
     };
-    DDP_TRY(share_outcome(*world_, prepare_rank_0, sign(), interrupt_));
-    DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(&there, 1)), 0));
+    DDP_TRY(share_outcome(world(), prepare_rank_0, sign(), interrupt()));
+    DDP_TRY(world().broadcast(std::as_writable_bytes(std::span(&there, 1)), 0));
     written_step_.reset();
     skipped_step_.reset();
     if (there != 0) written_step_ = step;
@@ -274,11 +268,11 @@ class CheckpointRun {
     std::vector<std::uint64_t> mine{trainer_.dropped_in_a_row() != 0};
     std::transform(running.begin(), running.end(), std::back_inserter(mine),
                    [](T value) { return std::bit_cast<std::uint64_t>(static_cast<double>(value)); });
-    const auto all = DDP_TRY(world_->all_gather(mine));
+    const auto all = DDP_TRY(world().all_gather(mine));
     for (auto rank = all.begin(); rank != all.end(); rank += static_cast<std::ptrdiff_t>(mine.size())) {
       if (*rank != 0) {
         skipped_step_ = step;
-        if (world_->rank() == 0)
+        if (world().rank() == 0)
           std::fprintf(stderr, "train: checkpoint %s not written: the step was dropped\n",
                        checkpoint_name(step).c_str());
         return {};
@@ -292,12 +286,12 @@ class CheckpointRun {
       content.optimizer.push_back({std::string(one.name), std::move(whole)});
     }
     written_step_ = step;
-    if (world_->rank() != 0) return {};
+    if (world().rank() != 0) return {};
     content.parameters = copy_of(trainer_.model().parameters());
     content.running.assign(running.size(), T{});
     for (std::size_t i = 0; i < content.state.running.size(); ++i)
       content.running[i % running.size()] += static_cast<T>(content.state.running[i]);
-    kernels::average<T>(content.running, T(1) / static_cast<T>(world_->world_size()));
+    kernels::average<T>(content.running, T(1) / static_cast<T>(world().world_size()));
     content.batches = trainer_.model().batches();
     writer_->write(std::move(content));
     return {};
@@ -309,7 +303,7 @@ class CheckpointRun {
     if (options_.checkpoint_dir.empty()) return {};
     DDP_TRY(await_writers(true));
     // A former rank 0 still has its writer.
-    Result<> last = writer_ && world_->rank() == 0 ? writer_->wait() : Result<>();
+    Result<> last = writer_ && world().rank() == 0 ? writer_->wait() : Result<>();
     if (last && skipped_step_ == trainer_.position().step)
       last = error_of(ErrorCode::kSystem, "step ", *skipped_step_, " was dropped");
     if (!last) {
@@ -317,7 +311,7 @@ class CheckpointRun {
           error_of(ErrorCode::kSystem,
                    "the training is complete but its last checkpoint was not written: ", last.error().text);
     }
-    last_outcome_ = share_outcome(*world_, last);
+    last_outcome_ = share_outcome(world(), last);
     return {};
   }
 
@@ -327,6 +321,9 @@ class CheckpointRun {
  private:
   /// Numbers that are exchanged at once, so that no rank needs room for a whole optimizer.
   static constexpr std::size_t kPiece = std::size_t{1} << 20;
+
+  Communicator& world() const { return *trainer_.communicators().world; }
+  int interrupt() const { return trainer_.communicators().interrupt; }
 
   static AlignedBuffer<T> copy_of(std::span<const T> values) {
     auto copy = AlignedBuffer<T>::uninitialized(values.size());
@@ -448,7 +445,7 @@ class CheckpointRun {
 
   /// kUsage if another rank sees a later checkpoint than rank 0, or a named one that is not rank 0's.
   Result<> check_places_agree(const SeenCheckpoint& mine) {
-    const auto seen = DDP_TRY(gather_values(*world_, mine));
+    const auto seen = DDP_TRY(gather_values(world(), mine));
     const bool choose = options_.resume == "auto";
     const SeenCheckpoint& first = seen[0];
     for (std::size_t number = 1; number < seen.size(); ++number) {
@@ -491,9 +488,9 @@ class CheckpointRun {
     // With the former number of ranks, each rank gets its own running statistics; else the model has the
     // mean.
     const auto running = trainer_.model().running_statistics();
-    if (state.world_size == world_->world_size() &&
-        state.running.size() == running.size() * world_->world_size()) {
-      const double* mine = state.running.data() + running.size() * static_cast<std::size_t>(world_->rank());
+    if (state.world_size == world().world_size() &&
+        state.running.size() == running.size() * world().world_size()) {
+      const double* mine = state.running.data() + running.size() * static_cast<std::size_t>(world().rank());
       std::transform(mine, mine + running.size(), running.begin(),
                      [](double v) { return static_cast<T>(v); });
     }
@@ -505,11 +502,11 @@ class CheckpointRun {
   /// These convert one vector of the optimizer between rank 0, which has all of it, and the ranks'
   /// own_part()s. gather() may return more numbers than there are parameters.
   Result<AlignedBuffer<T>> gather(std::span<const T> mine) {
-    const bool writes = world_->rank() == 0;
+    const bool writes = world().rank() == 0;
     if (!options_.zero) return writes ? copy_of(mine) : AlignedBuffer<T>();
-    const auto world = static_cast<std::size_t>(world_->world_size());
-    auto whole = AlignedBuffer<T>::uninitialized(writes ? mine.size() * world : 0);
-    DDP_TRY(of(world_->gather(std::as_bytes(mine), std::as_writable_bytes(whole.span()), 0),
+    const auto ranks = static_cast<std::size_t>(world().world_size());
+    auto whole = AlignedBuffer<T>::uninitialized(writes ? mine.size() * ranks : 0);
+    DDP_TRY(of(world().gather(std::as_bytes(mine), std::as_writable_bytes(whole.span()), 0),
                "the checkpoint of step " + std::to_string(trainer_.position().step)));
     return whole;
   }
@@ -520,8 +517,8 @@ class CheckpointRun {
     std::vector<T> piece;
     for (std::size_t at = 0; at < total; at += piece.size()) {
       piece.resize(std::min(kPiece, total - at));
-      if (world_->rank() == 0) file.copy<T>(name, at, piece);
-      DDP_TRY(world_->broadcast(std::as_writable_bytes(std::span(piece)), 0));
+      if (world().rank() == 0) file.copy<T>(name, at, piece);
+      DDP_TRY(world().broadcast(std::as_writable_bytes(std::span(piece)), 0));
       const std::size_t end = std::min(at + piece.size(), part.end);
       for (std::size_t i = std::max(at, part.begin); i < end; ++i)
         mine[i - part.begin] = piece[i - at];
@@ -559,13 +556,13 @@ class CheckpointRun {
     }
     state.dtype = std::is_same_v<T, float> ? "float32" : "float64";
     state.optimizer = options_.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
-    state.world_size = world_->world_size();
+    state.world_size = world().world_size();
     state.batch_size = options_.batch_size;
     state.accumulate = options_.accumulate;
     state.seed = options_.seed;
-    state.samples = data_->training.size();
-    state.training_images = data_->checksums[0];
-    state.training_labels = data_->checksums[1];
+    state.samples = data_.training.size();
+    state.training_images = data_.checksums[0];
+    state.training_labels = data_.checksums[1];
     state.position = trainer_.position();
     state.optimizer_steps = trainer_.optimizer().steps();
     return state;
@@ -573,12 +570,12 @@ class CheckpointRun {
 
   /// Waits until none of the ranks in question is writing; returns an error as soon as a rank is lost.
   Result<> await_writers(bool with_rank_0) {
-    const bool asked = with_rank_0 || world_->rank() != 0;
+    const bool asked = with_rank_0 || world().rank() != 0;
     const auto idle = [&](std::chrono::milliseconds longest) {
       trainer_.report_phase("checkpoint");
       return !asked || !writer_ || writer_->idle_within(longest);
     };
-    return of(meet_until(*world_, idle, sign(), interrupt_), "the wait for a checkpoint");
+    return of(meet_until(world(), idle, sign(), interrupt()), "the wait for a checkpoint");
   }
 
   void open_writer() {
@@ -594,10 +591,8 @@ class CheckpointRun {
   }
 
   const TrainOptions& options_;
+  const DataSplit& data_;
   Trainer<T>& trainer_;
-  Communicator* world_ = nullptr;
-  int interrupt_ = -1;
-  const DataSplit* data_ = nullptr;
   std::unique_ptr<CheckpointWriter<T>> writer_;
   std::optional<std::uint64_t> written_step_;
   std::optional<std::uint64_t> skipped_step_;  ///< dropped, so not written; equal on all ranks

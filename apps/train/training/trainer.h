@@ -267,6 +267,13 @@ class Trainer {
     if (!optimizer_) optimizer_.emplace(options_.optimizer, own_part().end - own_part().begin);
   }
 
+  /// Those of the last attach(); none behind detach().
+  const Communicators& communicators() const { return communicators_; }
+  /// The ranks that sum the gradients of each step.
+  Communicator& sum_group() const {
+    return communicators_.node ? *communicators_.node : *communicators_.world;
+  }
+
   /// Leaves the ranks, possibly in the middle of a step. A step without all of its sums is undone, and the
   /// communicators are released.
   void detach() {
@@ -410,9 +417,6 @@ class Trainer {
   static std::size_t image_size(int border) {
     const std::size_t side = static_cast<std::size_t>(kImageSide + 2 * border);
     return side * side;
-  }
-  Communicator& sum_group() const {
-    return communicators_.node ? *communicators_.node : *communicators_.world;
   }
   /// False: `on_step` stopped the training.
   Result<bool> train_batches(const OnStep& on_step) {

@@ -295,23 +295,24 @@ class TypedTrainingRun final : public TrainingRun {
         model_(make_model<T>(options, threads_)),
         trainer_(options, *model_, data),
         progress_(options),
-        checkpoints_(options, trainer_) {
+        checkpoints_(options, data, trainer_) {
     trainer_.set_phase_handler(std::move(on_phase));
   }
 
   Result<> go(const TrainingAttempt& attempt) override {
-    const bool spoke = speaks_;
-    attach(attempt.communicators);
+    const bool spoke = std::exchange(speaks_, attempt.communicators.world->rank() == 0);
+    trainer_.attach(attempt.communicators);
+    progress_.attach(world().rank(), world().world_size());
     DDP_TRY(check_given(attempt.from));
     DDP_TRY(attempt.from ? continue_from(*attempt.from, spoke) : begin());
     if (attempt.on_ready) attempt.on_ready();
     DDP_TRY(train());
     // One dropped step may be bad luck. A training that has diverged at its end writes nothing.
-    DDP_TRY(share_outcome(*world_, trainer_.check_dropped(2)));
+    DDP_TRY(share_outcome(world(), trainer_.check_dropped(2)));
     DDP_TRY(checkpoints_.finish());
     DDP_TRY(finish());
     if (!options_.profile.empty())
-      DDP_TRY(report_profile(*world_, trainer_.profile(), options_.profile, traces_));
+      DDP_TRY(report_profile(world(), trainer_.profile(), options_.profile, traces_));
     const auto verdict = DDP_TRY(make_verdict());
     const auto last_line = DDP_TRY(attempt.last_line ? attempt.last_line() : Result<std::string>(""));
     if (speaks_) {
@@ -326,10 +327,7 @@ class TypedTrainingRun final : public TrainingRun {
     return checkpoints_.last_outcome() ? traces_ : checkpoints_.last_outcome();
   }
 
-  void leave_attempt() override {
-    trainer_.detach();
-    world_ = nullptr;
-  }
+  void leave_attempt() override { trainer_.detach(); }
 
   std::optional<std::uint64_t> held_step() const override {
     if (!held_) return std::nullopt;
@@ -337,22 +335,14 @@ class TypedTrainingRun final : public TrainingRun {
   }
 
  private:
-  void attach(const Communicators& communicators) {
-    world_ = communicators.world;
-    interrupt_ = communicators.interrupt;
-    attempt_ = communicators.attempt;
-    speaks_ = world_->rank() == 0;
-    trainer_.attach(communicators);
-    progress_.attach(world_->rank(), world_->world_size());
-    checkpoints_.attach(communicators, data_);
-    sums_ = communicators.node ? communicators.node : communicators.world;
-  }
+  Communicator& world() const { return *trainer_.communicators().world; }
+  int interrupt() const { return trainer_.communicators().interrupt; }
 
   Result<> check_given(std::optional<int> from) {
-    const auto check_data = [&] { return check_equal_data(*world_, data_, from); };
+    const auto check_data = [&] { return check_equal_data(world(), data_, from); };
     // A joining process with other options or data, or data of another size, leaves and ends no other rank.
     if (from) DDP_TRY(check_data());
-    auto equal = check_equal(*world_, equal_options(options_, data_), from);
+    auto equal = check_equal(world(), equal_options(options_, data_), from);
     return equal && !from ? check_data() : equal;
   }
 
@@ -360,7 +350,7 @@ class TypedTrainingRun final : public TrainingRun {
   void share_gradients() {
     constexpr std::size_t kWorthSharing = 4u << 20;
     if (model_->gradient_bytes() <= kWorthSharing) return;
-    if (const auto memory = sums_->share_memory(model_->gradient_bytes()); !memory.empty())
+    if (const auto memory = trainer_.sum_group().share_memory(model_->gradient_bytes()); !memory.empty())
       model_->place_gradients(memory);
   }
 
@@ -375,13 +365,13 @@ class TypedTrainingRun final : public TrainingRun {
         return usage_error(system_error(imported.error().sys, "--init-from " + options_.init_from).text,
                            "; give a safetensors file on the node of rank 0");
       };
-      DDP_TRY(share_outcome(*world_, read, options_.comm_timeout / 4, interrupt_));
+      DDP_TRY(share_outcome(world(), read, options_.comm_timeout / 4, interrupt()));
     }
     share_gradients();
     DDP_TRY(open_outputs());
     DDP_TRY(trainer_.share_weights());
     DDP_TRY(checkpoints_.resume([this](const std::string& line) { progress_.say(line); }));
-    marks_.world_size = world_->world_size();
+    marks_.world_size = world().world_size();
     marks_.tested_epochs = trainer_.position().epoch;
     held_ = true;
     DDP_TRY(checkpoints_.prepare());
@@ -399,13 +389,14 @@ class TypedTrainingRun final : public TrainingRun {
     DDP_TRY(open_outputs());
     trainer_.report_phase("state");
     const std::uint64_t before = held_ && spoke ? trainer_.position().step : 0;
-    DDP_TRY(share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_));
+    DDP_TRY(share_state(options_, world(), from, held_, data_.training.size(), trainer_, marks_));
     held_ = true;
     // The last step's record may be missing: another rank 0 may have died before writing it.
     if (marks_.last.total > before) progress_.step(marks_.last);
-    const int ranks = world_->world_size();
-    progress_.say(concat("attempt ", attempt_, ": ", counted(ranks, "rank continues", "ranks continue"),
-                         " from step ", trainer_.position().step, " (state of rank ", from, ")"));
+    const int ranks = world().world_size();
+    progress_.say(concat("attempt ", trainer_.communicators().attempt, ": ",
+                         counted(ranks, "rank continues", "ranks continue"), " from step ",
+                         trainer_.position().step, " (state of rank ", from, ")"));
     return checkpoints_.prepare_again();
   }
 
@@ -418,7 +409,7 @@ class TypedTrainingRun final : public TrainingRun {
       DDP_TRY(check_output_paths());
       return progress_.open();
     };
-    return share_outcome(*world_, open, options_.comm_timeout / 4, interrupt_);
+    return share_outcome(world(), open, options_.comm_timeout / 4, interrupt());
   }
 
   /// Checks at the start that the output files can be written, before hours of work.
@@ -426,7 +417,7 @@ class TypedTrainingRun final : public TrainingRun {
     DDP_TRY(trainer_.open_sample_log());
     if (speaks_ && !options_.export_to.empty()) DDP_TRY(check_export_path(options_.export_to));
     if (options_.profile.empty()) return {};
-    return check_output_path("--profile", profile_path(options_.profile, *world_));
+    return check_output_path("--profile", profile_path(options_.profile, world()));
   }
 
   Result<bool> after_step(const StepReport& report) {
@@ -502,8 +493,8 @@ class TypedTrainingRun final : public TrainingRun {
 
   Result<> finish() {
     const std::uint64_t mine = trainer_.weights_hash();
-    print_out("rank %d weights %s\n", world_->rank(), hash_text(mine).c_str());
-    const auto hashes = DDP_TRY(of(gather_values(*world_, mine), "the weights' hashes"));
+    print_out("rank %d weights %s\n", world().rank(), hash_text(mine).c_str());
+    const auto hashes = DDP_TRY(of(gather_values(world(), mine), "the weights' hashes"));
     DDP_TRY(check_equal(hashes));
     DDP_TRY(check_finite());
     if (speaks_)
@@ -514,19 +505,20 @@ class TypedTrainingRun final : public TrainingRun {
       if (!speaks_) return {};
       return export_model<T>(options_.export_to, trainer_.model());
     };
-    return share_outcome(*world_, write, options_.comm_timeout / 4, interrupt_);
+    return share_outcome(world(), write, options_.comm_timeout / 4, interrupt());
   }
 
   /// All ranks call it. The gradients are lost.
   Result<TrainingVerdict> make_verdict() {
     TrainingVerdict verdict =
-        judge_training(options_, data_.checksums, world_->world_size(), marks_.accuracy.percent());
+        judge_training(options_, data_.checksums, world().world_size(), marks_.accuracy.percent());
     const std::size_t all = model_->gradients().size_bytes();
     const std::size_t bytes = std::min(all, static_cast<std::size_t>(options_.bucket_cap_mb * (1 << 20))) /
                               sizeof(double) * sizeof(double);
-    if (sums_->world_size() == 1 || bytes == 0) return verdict;
+    Communicator& ranks = trainer_.sum_group();
+    if (ranks.world_size() == 1 || bytes == 0) return verdict;
     // A GPU's sums are inside of a graph, so they are set against the step by their time alone.
-    const bool on_gpu = options_.device == DeviceKind::kGpu && sums_->has_device_operations();
+    const bool on_gpu = options_.device == DeviceKind::kGpu && ranks.has_device_operations();
     const double alone = DDP_TRY(on_gpu ? time_on_device(bytes) : time_on_host(bytes));
     double step = 0;
     for (std::size_t phase = 0; phase < kPhases; ++phase)
@@ -534,7 +526,7 @@ class TypedTrainingRun final : public TrainingRun {
     if (step <= 0) return verdict;  // a new process joined at the end; it has taken part in the sums
     const double sums = on_gpu ? alone * static_cast<double>(all) / static_cast<double>(bytes)
                                : trainer_.profile().percentile(Phase::kCommunication, 0.5);
-    const double factor = 2.0 * (sums_->world_size() - 1) / sums_->world_size();
+    const double factor = 2.0 * (ranks.world_size() - 1) / ranks.world_size();
     verdict.text +=
         format_text("; %.0f %% of a step in collectives%s; all-reduce of %s at %.2f GB/s busbw",
                     100 * sums / step, on_gpu ? " that run alone" : "", format_bytes(bytes).c_str(),
@@ -547,14 +539,14 @@ class TypedTrainingRun final : public TrainingRun {
   /// Returns the seconds of an all-reduce, as the bench measures it: alone.
   Result<double> time_on_host(std::size_t bytes) {
     const std::span<T> values = model_->gradients().first(bytes / sizeof(T));
-    DDP_TRY(sums_->all_reduce_sum(values));
+    DDP_TRY(trainer_.sum_group().all_reduce_sum(values));
     const auto begin = Clock::now();
     for (int i = 0; i < kTimedSums; ++i)
-      DDP_TRY(sums_->all_reduce_sum(values));
+      DDP_TRY(trainer_.sum_group().all_reduce_sum(values));
     return seconds_since(begin) / kTimedSums;
   }
   Result<double> time_on_device(std::size_t bytes) {
-    const auto buffer = DDP_TRY(DeviceBuffer::make(*sums_, bytes));
+    const auto buffer = DDP_TRY(DeviceBuffer::make(trainer_.sum_group(), bytes));
     buffer->choose({CollectiveKind::kAllReduce, buffer->memory().bytes.data(), bytes / sizeof(float),
                     NumberType::kFloat32});
     DDP_TRY(buffer->run());
@@ -567,10 +559,6 @@ class TypedTrainingRun final : public TrainingRun {
   const DataSplit& data_;
   ThreadPool threads_;
   std::unique_ptr<Model<T>> model_;
-  Communicator* world_ = nullptr;
-  Communicator* sums_ = nullptr;  ///< all-reduces the gradients
-  int interrupt_ = -1;
-  std::uint32_t attempt_ = 0;
   bool speaks_ = false;
   Trainer<T> trainer_;
   Progress progress_;
