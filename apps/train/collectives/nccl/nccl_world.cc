@@ -138,8 +138,8 @@ namespace {
 /// results on inside the node. So the ranks of a node have the same bits, whatever NCCL chooses.
 class NcclBetween final : public Communicator {
  public:
-  /// `lane` is null on all but the first rank of a node; `inside` is null if a node has one rank.
-  NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane, std::shared_ptr<Communicator> inside)
+  /// `lane` is null on all but the first rank of a node.
+  NcclBetween(int node, int nodes, std::unique_ptr<Communicator> lane, std::unique_ptr<Communicator> inside)
       : node_(node), nodes_(nodes), lane_(std::move(lane)), inside_(std::move(inside)) {}
 
   int rank() const override { return node_; }
@@ -163,18 +163,18 @@ class NcclBetween final : public Communicator {
 
   Result<> barrier() override {
     // Inside first: a node has arrived when all its ranks have.
-    if (inside_) DDP_TRY(inside_->barrier());
+    DDP_TRY(inside_->barrier());
     if (lane_) DDP_TRY(lane_->barrier());
-    return inside_ ? inside_->barrier() : Result<>();
+    return inside_->barrier();
   }
 
  private:
-  Result<> hand_on(std::span<std::byte> data) { return inside_ ? inside_->broadcast(data, 0) : Result<>(); }
+  Result<> hand_on(std::span<std::byte> data) { return inside_->broadcast(data, 0); }
 
   int node_;
   int nodes_;
-  std::shared_ptr<Communicator> lane_;
-  std::shared_ptr<Communicator> inside_;
+  std::unique_ptr<Communicator> lane_;
+  std::unique_ptr<Communicator> inside_;
 };
 
 /// Memory file in which NCCL writes how it connects; it has no name. NCCL keeps it open, so it stays.
@@ -252,21 +252,15 @@ Result<> join_nodes(const std::shared_ptr<NcclComms>& comms, ncclComm_t whole, c
   const auto inside = DDP_TRY(comms->split(whole, position.number, config.rank));
   const auto lane = DDP_TRY(comms->split(whole, position.local == 0 ? 0 : -1, config.rank));
   world.node_count = position.nodes;
-  std::shared_ptr<Communicator> below;
-  if (position.size > 1) {
-    below = std::make_shared<NcclCommunicator>(comms, inside, position.local, position.size);
-    world.node = std::make_unique<NcclCommunicator>(comms, inside, position.local, position.size);
-  } else {
-    world.node = std::make_unique<SingleCommunicator>();
-  }
-  std::shared_ptr<Communicator> over;
-  if (position.nodes > 1 && lane != nullptr)
-    over = std::make_shared<NcclCommunicator>(comms, lane, position.number, position.nodes);
-  if (position.nodes > 1) {
-    world.between = std::make_unique<NcclBetween>(position.number, position.nodes, over, below);
-  } else {
-    world.between = std::make_unique<SingleCommunicator>();
-  }
+  const auto ranks = [&](ncclComm_t comm, int rank, int size) -> std::unique_ptr<Communicator> {
+    if (size == 1) return std::make_unique<SingleCommunicator>();
+    return std::make_unique<NcclCommunicator>(comms, comm, rank, size);
+  };
+  world.node = ranks(inside, position.local, position.size);
+  world.between =
+      std::make_unique<NcclBetween>(position.number, position.nodes,
+                                    lane != nullptr ? ranks(lane, position.number, position.nodes) : nullptr,
+                                    ranks(inside, position.local, position.size));
   return {};
 }
 
