@@ -278,10 +278,6 @@ std::string contradiction(const HealthOptions& options, const WorkerEnvironment&
   return lacks.empty() ? "" : "--memory " + std::to_string(options.memory_mb) + ": " + lacks;
 }
 
-bool injected(const HealthOptions& options, const WorkerEnvironment& environment, HealthFault fault) {
-  return options.inject && options.inject->rank == environment.rank && options.inject->fault == fault;
-}
-
 HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& environment, std::size_t share) {
   HealthTask task;
   task.share = share;
@@ -290,9 +286,7 @@ HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& enviro
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
   const auto ranks = static_cast<unsigned>(std::max(environment.local_world_size, 1));
   task.threads = options.threads != 0 ? options.threads : static_cast<int>(std::max(cores / ranks, 1u));
-  task.inject_gemm = injected(options, environment, HealthFault::kGemm);
-  task.inject_memory = injected(options, environment, HealthFault::kMemory);
-  task.inject_gradient = injected(options, environment, HealthFault::kGradient);
+  if (options.inject && options.inject->rank == environment.rank) task.inject = options.inject->fault;
   return task;
 }
 
@@ -377,7 +371,7 @@ Result<> test_steps(const WorkerEnvironment& environment, DeviceKind kind, const
     work = DDP_TRY(EqualSteps::open(kind, environment.local_rank, own.device->step_width(), task.threads));
     return {};
   };
-  bool inject = task.inject_gradient;
+  bool inject = task.inject == HealthFault::kGradient;
   std::uint64_t hashes[1 + EqualSteps::kSteps + 1];  // the kind, the steps, whether rank 0 goes on
   const auto make = [&]() -> Result<> {
     DDP_TRY(own.device->make_current());
@@ -451,7 +445,7 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   for (std::uint8_t goes_on = 1; goes_on != 0;) {
     DDP_TRY(share_outcome(all, test, sign));
     DDP_TRY(test_steps(environment, world.choice.device, task, sign, world, own, seconds));
-    task.inject_gemm = task.inject_memory = task.inject_gradient = false;
+    if (task.inject != HealthFault::kSum) task.inject.reset();  // only the first round has it
     goes_on = Clock::now() < end;
     DDP_TRY(all.broadcast(std::as_writable_bytes(std::span(&goes_on, 1)), 0));
   }
@@ -467,7 +461,7 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   if (all.world_size() > 1)
     report.pairs = DDP_TRY(measure_pairs(pair_options(options), environment, world, gpus.get()));
   if (gpus != nullptr) report.groups = DDP_TRY(measure_groups(pair_options(options), environment, *gpus));
-  const bool inject = injected(options, environment, HealthFault::kSum);
+  const bool inject = task.inject == HealthFault::kSum;
   mine.wrong_sums = DDP_TRY(test_sum(gpus ? *gpus : all, kSums, inject));
   DDP_TRY(gather_figures(all, mine, report));
   report.tested =

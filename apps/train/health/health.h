@@ -17,15 +17,15 @@
 
 namespace ddp::train {
 
-/// Settings of the tests, and the faults to inject.
+enum class HealthFault : std::uint8_t { kGemm, kMemory, kSum, kGradient };
+
+/// Settings of the tests.
 struct HealthTask {
   std::chrono::milliseconds time{10'000};
   std::size_t memory = 0;  ///< bytes to test; 0: `share`, of a CPU at most its default
   std::size_t share = 0;   ///< bytes that this rank may take of its GPU (memory_share) or host; 0: unknown
   int threads = 1;
-  bool inject_gemm = false;
-  bool inject_memory = false;
-  bool inject_gradient = false;
+  std::optional<HealthFault> inject{};  ///< fault injection: the test that gives a wrong result
 };
 
 /// Tests matrix products and memory on one device and writes the results into figures. Calls block and come
@@ -60,8 +60,6 @@ Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank);
 /// `sizes` has for each rank its identity() and its testable_memory(). They are read after all ranks have
 /// opened their devices and before any has begun; 0: the rank does not know.
 std::size_t memory_share(std::span<const std::uint64_t> sizes, int rank);
-
-enum class HealthFault : std::uint8_t { kGemm, kMemory, kSum, kGradient };
 
 /// Fault injection: this rank's device gives a wrong result in the named test.
 struct InjectedFault {

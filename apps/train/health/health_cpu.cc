@@ -48,7 +48,7 @@ class Cpu final : public HealthDevice {
     const auto begin = Clock::now();
     const auto end = begin + task.time;
     for (std::size_t i = 0; i < count; ++i)
-      threads.emplace_back([&gemm, &results, i, end, inject = task.inject_gemm && i == 0] {
+      threads.emplace_back([&gemm, &results, i, end, inject = task.inject == HealthFault::kGemm && i == 0] {
         multiply_until(gemm, end, inject, results[i]);
       });
     for (std::thread& thread : threads)
@@ -74,8 +74,9 @@ class Cpu final : public HealthDevice {
                        "; give a smaller --memory"};
     wish_large_pages(memory.get(), bytes);
     const auto begin = Clock::now();
-    const PatternFaults faults = test_patterns(
-        {reinterpret_cast<std::uint64_t*>(memory.get()), bytes / sizeof(std::uint64_t)}, task.inject_memory);
+    const PatternFaults faults =
+        test_patterns({reinterpret_cast<std::uint64_t*>(memory.get()), bytes / sizeof(std::uint64_t)},
+                      task.inject == HealthFault::kMemory);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     figures.set_memory_result(faults);
     figures.memory_gbps = 2.0 * kHealthPatterns * static_cast<double>(bytes) / seconds / 1e9;

@@ -270,7 +270,8 @@ Result<> test_gpu_memory(cudaStream_t stream, const HealthTask& task, HealthFigu
   PatternFaults faults = PatternFaults::none();
   for (int i = 0; i < kHealthPatterns; ++i) {
     const auto pattern = static_cast<HealthPattern>(i);
-    DDP_TRY(memory.test(pattern, task.inject_memory && pattern == HealthPattern::kFives, faults));
+    DDP_TRY(memory.test(pattern, task.inject == HealthFault::kMemory && pattern == HealthPattern::kFives,
+                        faults));
     after_pattern();
   }
   figures.set_memory_result(faults);
@@ -368,7 +369,7 @@ class Gpu final : public HealthDevice {
         continue;
       }
       DDP_TRY(burn(products, part));
-      part.inject_gemm = false;
+      part.inject.reset();
       products.report(figures);
       ++gemm;
     }
@@ -401,7 +402,7 @@ class Gpu final : public HealthDevice {
 
   Result<> burn(GpuProducts& products, const HealthTask& task) {
     const auto end = Clock::now() + task.time;
-    bool inject = task.inject_gemm;
+    bool inject = task.inject == HealthFault::kGemm;
     do {
       auto done =
           products.run_batch(products.next_batch(), std::exchange(inject, false), [this] { nvml_.sample(); });
