@@ -37,10 +37,7 @@ int NodeMap::world_size() const {
 }
 
 int NodeMap::lanes() const {
-  std::size_t least = ranks.front().size();
-  for (const auto& of_node : ranks)
-    least = std::min(least, of_node.size());
-  return static_cast<int>(least);
+  return static_cast<int>(std::ranges::min_element(ranks, {}, &std::vector<int>::size)->size());
 }
 
 std::pair<int, int> NodeMap::place_of(int rank) const {
@@ -53,7 +50,7 @@ std::pair<int, int> NodeMap::place_of(int rank) const {
 }
 
 std::size_t NodeMap::widest() const {
-  return std::ranges::max(ranks, {}, &std::vector<int>::size).size();
+  return std::ranges::max_element(ranks, {}, &std::vector<int>::size)->size();
 }
 
 std::vector<int> NodeMap::lane() const {
