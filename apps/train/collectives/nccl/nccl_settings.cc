@@ -1,7 +1,6 @@
 #include "apps/train/collectives/nccl/nccl_settings.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -83,15 +82,14 @@ std::string encode_nccl_id(std::string_view id, int version) {
 
 Result<std::string> decode_nccl_id(std::string_view text, int version, const std::string& by) {
   const Error broken{ErrorCode::kProtocol, by + " published an invalid NCCL id"};
-  int theirs = 0;
-  const auto read = std::from_chars(text.data(), text.data() + text.size(), theirs);
-  if (read.ec != std::errc() || read.ptr == text.data() + text.size() || *read.ptr != ' ') return broken;
-  if (theirs != version) {
-    return usage_error(by, " has NCCL ", nccl_version_text(theirs), " and this rank has NCCL ",
+  const std::size_t blank = std::min(text.find(' '), text.size());
+  const auto theirs = parse_number<int>(text.substr(0, blank));
+  if (!theirs || blank == text.size()) return broken;
+  if (*theirs != version) {
+    return usage_error(by, " has NCCL ", nccl_version_text(*theirs), " and this rank has NCCL ",
                        nccl_version_text(version), "; install the same version for all ranks");
   }
-  text.remove_prefix(static_cast<std::size_t>(read.ptr - text.data()) + 1);
-  auto id = parse_hex(text);
+  auto id = parse_hex(text.substr(blank + 1));
   if (!id || id->size() != kIdBytes) return broken;
   return std::move(*id);
 }
