@@ -72,7 +72,7 @@ class RejoiningRank {
       ::setenv("LOCAL_RANK", std::to_string(environment_.local_rank).c_str(), 1);
       gpu_ = gpu;
     } else if (gpu != gpu_ && choice_->device == DeviceKind::kGpu) {
-      return usage_error(rank_text(environment_), " holds its model on GPU ", gpu_, ", but has GPU ", gpu,
+      return usage_error("rank ", environment_.rank, " holds its model on GPU ", gpu_, ", but has GPU ", gpu,
                          " in attempt ", order.attempt, "; a new process must take its place");
     }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");

@@ -206,12 +206,12 @@ CommWorld world_of_one(bool with_nodes) {
 Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
   if (!environment.agent_store && environment.rank == 0)
     world.store = DDP_TRY(StoreHost::open(environment.master_port));
-  auto client = DDP_TRY(within(rank_text(environment), rendezvous::TcpStoreClient::connect(
-                                                           environment.master_addr, environment.master_port,
-                                                           options.start_timeout, options.interrupt)));
-  world.directory = DDP_TRY(within(
-      rank_text(environment), StoreDirectory::open(std::move(client), environment.run_id, environment.attempt,
-                                                   environment.rank, options.start_timeout)));
+  auto client = DDP_TRY(within(
+      options.me(), rendezvous::TcpStoreClient::connect(environment.master_addr, environment.master_port,
+                                                        options.start_timeout, options.interrupt)));
+  world.directory = DDP_TRY(
+      within(options.me(), StoreDirectory::open(std::move(client), environment.run_id, environment.attempt,
+                                                environment.rank, options.start_timeout)));
   return {};
 }
 

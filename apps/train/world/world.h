@@ -37,11 +37,6 @@ struct WorkerEnvironment {
   std::string collectives;  ///< DDPLAUNCH_COLLECTIVES: log of operations for the launcher; empty: none
 };
 
-/// Names this rank in messages: "rank 3".
-inline std::string rank_text(const WorkerEnvironment& environment) {
-  return "rank " + std::to_string(environment.rank);
-}
-
 /// `get` is std::getenv outside tests. Errors (kUsage) name the variable.
 Result<WorkerEnvironment> read_worker_environment(const std::function<const char*(const char*)>& get);
 
