@@ -182,15 +182,6 @@ Result<std::vector<std::string>> gather_hosts(Communicator& world) {
   return hosts;
 }
 
-/// Names the ranks whose value is not `right`, at most 8: "rank 2 (gpu02), rank 3 (gpu02)".
-std::string differing_ranks(const std::vector<std::uint64_t>& values, std::uint64_t right,
-                            const std::vector<std::string>& hosts) {
-  std::vector<std::string> differing;
-  for (std::size_t rank = 0; rank < values.size(); ++rank)
-    if (values[rank] != right) differing.push_back(concat("rank ", rank, " (", hosts[rank], ")"));
-  return join_some(differing, 8);
-}
-
 }  // namespace
 
 std::size_t most_frequent(const std::vector<std::uint64_t>& values) {
@@ -229,8 +220,11 @@ Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optio
     }
     if (!differ(values)) continue;
     const std::size_t right = most_frequent(values);
-    return usage_error(what, differing_ranks(values, values[right], hosts), " are not those of ",
-                       rank_text(right), "; give all nodes the same data");
+    std::vector<std::string> others;
+    for (std::size_t rank = 0; rank < values.size(); ++rank)
+      if (values[rank] != values[right]) others.push_back(rank_text(rank));
+    return usage_error(what, join_some(others, 8), " are not those of ", rank_text(right),
+                       "; give all nodes the same data");
   }
   return {};
 }
