@@ -182,15 +182,13 @@ Result<std::vector<std::string>> gather_hosts(Communicator& world) {
   return hosts;
 }
 
-}  // namespace
-
+/// Returns the place of the first occurrence of the most frequent value: the majority counts as right.
 std::size_t most_frequent(const std::vector<std::uint64_t>& values) {
-  std::size_t best = 0;
-  for (std::size_t i = 1; i < values.size(); ++i) {
-    if (std::ranges::count(values, values[i]) > std::ranges::count(values, values[best])) best = i;
-  }
-  return best;
+  const auto count = [&values](std::uint64_t value) { return std::ranges::count(values, value); };
+  return static_cast<std::size_t>(std::ranges::max_element(values, {}, count) - values.begin());
 }
+
+}  // namespace
 
 Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optional<int> from) {
   constexpr std::array kFiles = {
