@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bitset>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -31,19 +30,6 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(0, text.find_last_not_of(kBlanks) + 1);
 }
 
-std::size_t different_bytes(std::string_view text) {
-  std::bitset<256> seen;
-  for (const char c : text)
-    seen.set(static_cast<unsigned char>(c));
-  return seen.count();
-}
-
-Error refused(std::string origin, std::string_view why) {
-  origin += ' ';
-  origin += why;
-  return Error{ErrorCode::kUsage, std::move(origin)};
-}
-
 /// Errors caused by the path are the user's, as with a hostfile; all others are the system's.
 Error cannot_open(int error, const std::string& origin) {
   Error failed = system_error(error, origin);
@@ -64,13 +50,12 @@ const char* exposure(const struct stat& status) {
 Result<LinkToken> read_token(int fd, const std::string& origin, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) < 0) return system_error(errno, origin);
-  if (!S_ISREG(status.st_mode)) return refused(origin, "is not a regular file");
+  if (!S_ISREG(status.st_mode)) return usage_error(origin, " is not a regular file");
   if (const char* whom = exposure(status)) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(status.st_mode & 07777));
-    return refused(origin,
-                   std::string("may be read by ") + whom + " (mode " + mode +
-                       "); remove the access of others: chmod 600 " + path +
+    return usage_error(origin, " may be read by ", whom, " (mode ", mode,
+                       "); remove the access of others: chmod 600 ", path,
                        " (in Kubernetes defaultMode: 0400), and make a new token if others use this machine");
   }
   std::array<char, LinkToken::kMaxSize + 16> buffer;
@@ -96,17 +81,19 @@ constexpr int kOpenToken = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 Result<LinkToken> make_token(std::string_view text, std::string origin) {
   text = trimmed(text);
   if (text.size() < LinkToken::kMinSize) {
-    return refused(std::move(origin), "holds " + counted(text.size(), "character") +
-                                          "; a token needs at least " + std::to_string(LinkToken::kMinSize) +
-                                          " (openssl rand -hex 32 makes one)");
+    return usage_error(origin, " holds ", counted(text.size(), "character"), "; a token needs at least ",
+                       LinkToken::kMinSize, " (openssl rand -hex 32 makes one)");
   }
   if (text.size() > LinkToken::kMaxSize)
-    return refused(std::move(origin), "holds more than 4096 characters; a token has at most 4096");
-  if (std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }))
-    return refused(std::move(origin), "holds more than one line: a token is one line of text");
-  if (different_bytes(text) < kMinDifferent) {
-    return refused(std::move(origin),
-                   "holds too few different characters to be random (openssl rand -hex 32 makes a token)");
+    return usage_error(origin, " holds more than 4096 characters; a token has at most 4096");
+  if (std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x20; }))
+    return usage_error(origin, " holds more than one line: a token is one line of text");
+  std::size_t different = 0;
+  for (std::size_t i = 0; i < text.size(); ++i)
+    different += text.find(text[i]) == i ? 1 : 0;
+  if (different < kMinDifferent) {
+    return usage_error(
+        origin, " holds too few different characters to be random (openssl rand -hex 32 makes a token)");
   }
   return LinkToken{Secret(text), std::move(origin)};
 }
@@ -140,17 +127,16 @@ Result<LinkToken> read_own_token_file(const std::string& path) {
   if (!directory) return cannot_open(errno, origin);
   // Users who keep their dotfiles elsewhere make the directory a link.
   const auto target = follow_trusted_links(parent);
-  if (!target) return refused("the directory", target.error().text);
+  if (!target) return usage_error("the directory ", target.error().text);
   if (const std::string why = distrust_directory(*target); !why.empty())
-    return refused("the directory " + *target, why);
+    return usage_error("the directory ", *target, " ", why);
   const UniqueFd fd(::openat(directory.get(), path.c_str() + slash + 1, kOpenToken | O_NOFOLLOW));
-  if (!fd && errno == ELOOP) return refused(origin, "is a link");
+  if (!fd && errno == ELOOP) return usage_error(origin, " is a link");
   if (!fd) return cannot_open(errno, origin);
   struct stat status {};
   if (::fstat(fd.get(), &status) < 0) return system_error(errno, origin);
   if (status.st_uid != ::geteuid()) {
-    return refused(origin, "belongs to uid " + std::to_string(status.st_uid) + " and not to you (uid " +
-                               std::to_string(::geteuid()) + ")");
+    return usage_error(origin, " belongs to uid ", status.st_uid, " and not to you (uid ", ::geteuid(), ")");
   }
   return read_token(fd.get(), origin, path);
 }
@@ -184,14 +170,7 @@ Result<std::string> default_token_path() {
   if (config.starts_with('/')) return config + "/ddplaunch/token";
   const std::string home = variable("HOME");
   if (home.starts_with('/')) return home + "/.config/ddplaunch/token";
-  return Error{ErrorCode::kUsage,
-               "HOME is not set, so there is no default token file; give --token-file FILE"};
-}
-
-/// Returns 256 random bits as 64 hexadecimal digits.
-Result<Secret> random_digits() {
-  auto text = DDP_TRY(random_text(32));
-  return Secret::take(text.data(), text.size());
+  return usage_error("HOME is not set, so there is no default token file; give --token-file FILE");
 }
 
 }  // namespace
@@ -202,10 +181,10 @@ Result<LinkToken> find_daemon_token(const std::string& file, const Result<LinkTo
   const auto path = DDP_TRY(default_token_path());
   token = read_token_file(path);
   if (token || token.error().sys != ENOENT) return token;
-  return Error{ErrorCode::kUsage, "there is no token: " + path +
-                                      " does not exist. \"ddplaunchd --new-token\" writes one; copy it to "
-                                      "all nodes and to the machine of ddplaunch (scp -p), or name another "
-                                      "file with --token-file FILE"};
+  return usage_error(
+      "there is no token: ", path,
+      " does not exist. \"ddplaunchd --new-token\" writes one; copy it to all nodes and to the "
+      "machine of ddplaunch (scp -p), or name another file with --token-file FILE");
 }
 
 Result<LinkToken> loopback_token() {
@@ -225,7 +204,8 @@ Result<std::string> write_new_token(std::string path) {
     path = DDP_TRY(default_token_path());
     DDP_TRY(make_directories(path));
   }
-  const auto token = DDP_TRY(random_digits());
+  auto digits = DDP_TRY(random_text(32));
+  const Secret token = Secret::take(digits.data(), digits.size());
   std::string beside = path + ".XXXXXX";
   const UniqueFd file(::mkostemp(beside.data(), O_CLOEXEC));  // mode 0600
   if (!file) return system_error(errno, "write " + path);
