@@ -62,25 +62,16 @@ std::string link_name_of(std::string_view host) {
 
 std::string identity_text(const LinkIdentity& identity) {
   DDP_REQUIRE(is_link_name(identity.job) && is_link_name(identity.node), identity.job, identity.node);
-  std::string text(kPrefix);
-  text += std::to_string(LinkIdentity::kVersion);
-  for (const std::string_view word :
-       {role_name(identity.role), std::string_view(identity.job), std::string_view(identity.node)}) {
-    text += ' ';
-    text += word;
-  }
-  return text + ' ' +
-         format_hex({reinterpret_cast<const char*>(identity.nonce.data()), identity.nonce.size()});
+  const std::string_view nonce(reinterpret_cast<const char*>(identity.nonce.data()), identity.nonce.size());
+  return concat(kPrefix, LinkIdentity::kVersion, ' ', role_name(identity.role), ' ', identity.job, ' ',
+                identity.node, ' ', format_hex(nonce));
 }
 
 boost::system::result<LinkIdentity, LinkRefusal> parse_identity(std::string_view text) {
   if (!text.starts_with(kPrefix)) return LinkRefusal::kOtherTls;
   text.remove_prefix(kPrefix.size());
   const std::string_view version = take_word(text);
-  const bool is_number =
-      !version.empty() && version.size() < 6 && version[0] != '0' &&
-      std::all_of(version.begin(), version.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (!is_number) return LinkRefusal::kOtherTls;
+  if (!is_digits(version) || version[0] == '0' || version.size() > 5) return LinkRefusal::kOtherTls;
   if (version != std::to_string(LinkIdentity::kVersion)) return LinkRefusal::kOtherLink;
   LinkIdentity identity;
   const auto role = role_of(take_word(text));
@@ -150,7 +141,7 @@ bool holds(std::string_view list, std::size_t width, std::size_t wanted) {
 }
 
 ParsedClientHello other(std::string_view why) {
-  return {false, LinkRefusal::kOtherTls, {}, why};
+  return {LinkRefusal::kOtherTls, why};
 }
 
 constexpr std::string_view kMalformed = "its hello is malformed";
@@ -193,7 +184,7 @@ ParsedClientHello read_keys(std::string_view extension) {
   if (!fields.done() || !identities.good() || !binders.good()) return other(kMalformed);
   if (!identities.empty() || !binders.empty()) return other("it offers more than one key");
   if (identity.empty() || binder.size() != kSha256Size) return other(kMalformed);
-  return {true, std::nullopt, identity, {}};
+  return {.identity = identity};
 }
 
 /// `bytes` is the hello's body.
@@ -205,8 +196,8 @@ ParsedClientHello read_hello(std::string_view bytes) {
   const std::string_view suites = fields.sized(2);
   const std::string_view compressions = fields.sized(1);
   // TLS 1.3 names itself only in an extension. This field says 1.2 (RFC 8446, 4.1.2).
-  if (!fields.good() || version != 0x0303 || session.size() > 32) return other("it is not TLS 1.3");
-  if (fields.empty()) return other("it is not TLS 1.3");
+  if (!fields.good() || version != 0x0303 || session.size() > 32 || fields.empty())
+    return other("it is not TLS 1.3");
   const std::string_view extensions = fields.sized(2);
   Offer offer;
   if (!fields.done() || compressions != std::string_view("\0", 1) || !read_extensions(extensions, offer))
@@ -224,10 +215,10 @@ ParsedClientHello read_plain(std::string_view bytes) {
   static constexpr std::array<std::string_view, 9> kMethods{
       "GET ", "POST ", "HEAD ", "PUT ", "OPTIONS ", "CONNECT ", "DELETE ", "TRACE ", "PRI * "};
   for (const std::string_view method : kMethods) {
-    if (bytes.starts_with(method)) return {false, LinkRefusal::kHttp, {}, {}};
+    if (bytes.starts_with(method)) return {LinkRefusal::kHttp};
     if (method.starts_with(bytes)) return {};
   }
-  return {false, LinkRefusal::kPlain, {}, {}};
+  return {LinkRefusal::kPlain};
 }
 
 }  // namespace
@@ -236,7 +227,7 @@ ParsedClientHello parse_client_hello(std::string_view bytes) {
   if (bytes.empty()) return {};
   if (static_cast<std::uint8_t>(bytes[0]) != kHandshakeRecord) return read_plain(bytes);
   // The record's major version is 3 from SSL 3.0 to TLS 1.3.
-  if (bytes.size() >= 2 && bytes[1] != 3) return {false, LinkRefusal::kPlain, {}, {}};
+  if (bytes.size() >= 2 && bytes[1] != 3) return {LinkRefusal::kPlain};
   if (bytes.size() < kRecordHeader) return {};
   Fields record(bytes);
   (void)record.take(3);
@@ -285,8 +276,8 @@ std::optional<int> number_of(std::string_view word) {
 
 std::string hello_line(const LinkHello& hello) {
   DDP_REQUIRE(!hello.version.empty() && hello.version.find(' ') == std::string::npos, hello.version);
-  return std::string(kJoin) + std::to_string(hello.protocol) + ' ' + hello.version + ' ' +
-         (hello.rank ? std::to_string(*hello.rank) : "-") + ' ' + std::to_string(hello.nodes) + '\n';
+  const std::string rank = hello.rank ? std::to_string(*hello.rank) : "-";
+  return concat(kJoin, hello.protocol, ' ', hello.version, ' ', rank, ' ', hello.nodes, '\n');
 }
 
 Result<LinkHello> parse_hello(std::string_view line) {
@@ -306,7 +297,7 @@ Result<LinkHello> parse_hello(std::string_view line) {
 
 std::string answer_line(const LinkAnswer& answer) {
   DDP_REQUIRE(!answer.rank || (*answer.rank >= 0 && !answer.job_id.empty()), *answer.rank, answer.job_id);
-  if (answer.rank) return std::string(kSlot) + std::to_string(*answer.rank) + ' ' + answer.job_id + '\n';
+  if (answer.rank) return concat(kSlot, *answer.rank, ' ', answer.job_id, '\n');
   std::string line(kRefused);
   for (const auto& [refusal, word] : kWords) {
     if (refusal == answer.refusal) line += word;
@@ -348,17 +339,13 @@ constexpr std::pair<LinkRefusal, std::uint8_t> kAlerts[] = {
     {LinkRefusal::kOtherTls, 40},      // handshake_failure
 };
 
-std::string token_text(const LinkSide& side, std::string_view before, std::string_view after) {
-  std::string text(side.token_origin.empty() ? "a derived key" : side.token_origin);
-  return side.token_check.empty() ? text : text.append(before).append(side.token_check).append(after);
-}
-
 }  // namespace
 
-std::optional<std::uint8_t> alert_of(LinkRefusal refusal) {
+std::string alert_record(LinkRefusal refusal) {
+  constexpr char kFatal = 2;
   for (const auto& [known, alert] : kAlerts)
-    if (known == refusal) return alert;
-  return std::nullopt;
+    if (known == refusal) return {21, 3, 3, 0, 2, kFatal, static_cast<char>(alert)};
+  return {};
 }
 
 std::optional<LinkRefusal> refusal_of(std::uint8_t alert) {
@@ -366,11 +353,6 @@ std::optional<LinkRefusal> refusal_of(std::uint8_t alert) {
   for (const auto& [refusal, known] : kAlerts)
     if (known == alert) return refusal;
   return std::nullopt;
-}
-
-std::string alert_record(std::uint8_t alert) {
-  constexpr char kFatal = 2;
-  return {21, 3, 3, 0, 2, kFatal, static_cast<char>(alert)};
 }
 
 std::string refusal_line(LinkRefusal refusal, const std::string& address,
@@ -383,7 +365,7 @@ std::string refusal_line(LinkRefusal refusal, const std::string& address,
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
       return "refused " + address + (claim ? " (node " + claim->node + ", job " + claim->job + ")" : "") +
-             ": its token differs from ours (" + token_text(here, ", check ", "") + ")";
+             ": its token differs from ours (" + here.token_origin + ", check " + here.token_check + ")";
     case LinkRefusal::kOtherJob:
       return who + " connected to " + here.where + ", where another job runs; refused" + detail;
     case LinkRefusal::kOtherRole: return who + " has the wrong role for " + here.where + "; refused" + detail;
@@ -402,11 +384,9 @@ std::string refusal_line(LinkRefusal refusal, const std::string& address,
       return who + " has too many unauthenticated or failed connections to " + here.where + "; closed";
     case LinkRefusal::kBroken:
       return who + " disconnected before it had authenticated at " + here.where + detail;
-    case LinkRefusal::kBadHello:
+    default:  // kBadHello. A later refusal has a text of the listening end's own
       return address + (claim ? " (" + claim->node + ")" : "") + " sent an invalid request" + detail +
              "; closed";
-    default:  // with a text of the listening end's own
-      return address + (claim ? " (" + claim->node + ")" : "") + " was refused" + detail;
   }
 }
 
@@ -415,8 +395,8 @@ std::string join_refusal_text(LinkRefusal refusal, const LinkSide& here) {
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
       return "the token differs: " + here.where + " has another token than this node, which uses " +
-             token_text(here, " (check ", ")") +
-             ". The other side's log names the source and the check of its token. Give both sides the same "
+             here.token_origin + " (check " + here.token_check +
+             "). The other side's log names the source and the check of its token. Give both sides the same "
              "token: the same DDPLAUNCH_TOKEN, or the same --token-file";
     case LinkRefusal::kOtherJob:
       return here.where + " does not run job " + here.job +
@@ -453,9 +433,9 @@ std::string join_refusal_text(LinkRefusal refusal, const LinkSide& here) {
   }
 }
 
-std::string printable_start(std::string_view bytes, std::size_t limit) {
+std::string printable_start(std::string_view bytes) {
   std::string line = "\"";
-  for (const char c : bytes.substr(0, limit)) {
+  for (const char c : bytes.substr(0, 40)) {
     if (c == '\r' || c == '\n') break;
     line += c >= 0x20 && c < 0x7F ? c : '.';
   }

@@ -83,10 +83,11 @@ boost::system::result<LinkIdentity, LinkRefusal> parse_identity(std::string_view
 
 /// Result of parsing the first bytes of a connection that has not proved its identity.
 struct ParsedClientHello {
-  bool complete = false;               ///< a whole TLS 1.3 ClientHello that offers one key
-  std::optional<LinkRefusal> refusal;  ///< kHttp, kPlain or kOtherTls. Neither: more bytes are needed
-  std::string_view identity;           ///< of the key: arbitrary bytes, a view into the parsed bytes
-  std::string_view why;                ///< with kOtherTls, static text: "it offers no TLS 1.3"
+  std::optional<LinkRefusal> refusal{};  ///< kHttp, kPlain or kOtherTls
+  std::string_view why{};                ///< with kOtherTls, static text: "it offers no TLS 1.3"
+  /// Of the one key that a whole TLS 1.3 ClientHello offers: arbitrary bytes, a view into the parsed bytes.
+  /// Empty without a refusal: more bytes are needed.
+  std::string_view identity{};
 };
 
 /// A ddplaunch hello has about 450 bytes. A longer one is not from ddplaunch.
@@ -125,13 +126,11 @@ std::string answer_line(const LinkAnswer& answer);
 /// The texts of the answer are one line each, safe for a terminal. Error: kProtocol.
 Result<LinkAnswer> parse_answer(std::string_view line);
 
-/// Returns the alert for a refusal (RFC 8446, 6.2), or nothing if the peer does not speak TLS or would not
-/// wait.
-std::optional<std::uint8_t> alert_of(LinkRefusal refusal);
+/// Returns the fatal alert for a refusal (RFC 8446, 6.2) as one TLS record. Empty if the peer does not speak
+/// TLS or would not wait.
+std::string alert_record(LinkRefusal refusal);
 /// Returns the refusal that an alert means to the joining end, or nothing if the alert is no such refusal.
 std::optional<LinkRefusal> refusal_of(std::uint8_t alert);
-/// Builds a fatal alert as one TLS record.
-std::string alert_record(std::uint8_t alert);
 
 /// One end of a link, for the texts of a refusal: where it listens or whom it asked, and its token.
 struct LinkSide {
@@ -149,8 +148,8 @@ std::string refusal_line(LinkRefusal refusal, const std::string& address,
 /// Builds the joining end's text: who refused, what this end has, what to do.
 std::string join_refusal_text(LinkRefusal refusal, const LinkSide& here);
 
-/// Returns at most `limit` bytes from an unproven peer as one line of printable ASCII.
-std::string printable_start(std::string_view bytes, std::size_t limit = 40);
+/// Returns at most 40 bytes from an unproven peer as one line of printable ASCII.
+std::string printable_start(std::string_view bytes);
 
 struct AdmissionLimits {
   std::size_t waiting = 256;            ///< unproven connections at once; others stay in the kernel's queue

@@ -32,10 +32,7 @@ std::string limiter_key(const asio::ip::address& address) {
 /// recv().
 ssize_t receive(int fd, std::string& into) {
   std::array<char, kMaxClientHello + 1> buffer;
-  ssize_t count = 0;
-  do {
-    count = ::recv(fd, buffer.data(), buffer.size() - into.size(), MSG_DONTWAIT);
-  } while (count < 0 && errno == EINTR);
+  const ssize_t count = ::recv(fd, buffer.data(), buffer.size() - into.size(), MSG_DONTWAIT);
   into.append(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   return count;
 }
@@ -100,23 +97,21 @@ void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
   auto guest = std::make_shared<Guest>(++last_id_, executor_, peer);
   if (const auto why = limiter_.admit(guest->id, guest->key, Clock::now()))
     return note(*why, guest->key, refusal_line(*why, peer.to_string(), {}, {}, side_));
-  const auto turn = limiter_.next_turn();
-  if (turn && *turn <= Clock::now()) close_overdue();  // another connection was evicted for this one
+  guests_.emplace(guest->id, guest);
+  close_overdue();  // another connection may have been evicted for this one
   if (stopped_) return;
   set_link_options(socket.get());
   error_code error;
   guest->socket.assign(socket.get(), error);
-  if (error) return limiter_.ended(guest->id);
+  if (error) return leave(*guest);
   socket.release();
-  guests_.emplace(guest->id, guest);
   if (limiter_.full()) accepts_->pause();
   spawn(executor_, greet(shared_from_this(), guest));
-  if (!stopped_) watch();
 }
 
 Awaitable<> SecureAcceptor::greet(std::shared_ptr<SecureAcceptor> self, std::shared_ptr<Guest> guest) {
-  const bool offer = co_await self->read_client_hello(guest);
-  if (guest->gone || !offer || !self->identify(*guest)) co_return;
+  co_await self->identify(guest);
+  if (guest->gone) co_return;
   if (const auto begun = self->begin_tls(*guest); !begun)
     co_return self->refuse(*guest, LinkRefusal::kBroken, begun.error().text);
   const HandshakeEnd end = co_await guest->stream->handshake();
@@ -131,11 +126,13 @@ Awaitable<> SecureAcceptor::greet(std::shared_ptr<SecureAcceptor> self, std::sha
   self->options_.on_joined({std::move(guest->stream), *guest->claim, guest->peer, *hello});
 }
 
-/// Returns true when `received` contains a whole ddplaunch hello.
-Awaitable<bool> SecureAcceptor::read_client_hello(std::shared_ptr<Guest> guest) {
-  while (!guest->gone) {
+/// Reads the ClientHello and the identity in it, which is not proven yet. Returns when the identity is
+/// admitted or the guest is gone.
+Awaitable<> SecureAcceptor::identify(std::shared_ptr<Guest> guest) {
+  ParsedClientHello parsed;
+  while (!guest->gone && parsed.identity.empty()) {
     const ssize_t got = receive(guest->socket.native_handle(), guest->received);
-    if (got < 0 && errno == EAGAIN) {
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
       (void)co_await guest->socket.async_wait(Descriptor::wait_read, kUseTuple);
       continue;
     }
@@ -143,31 +140,24 @@ Awaitable<bool> SecureAcceptor::read_client_hello(std::shared_ptr<Guest> guest) 
       refuse(*guest, LinkRefusal::kBroken, guest->received.empty() ? "it sent nothing" : "in its hello");
       break;
     }
-    const ParsedClientHello parsed = parse_client_hello(guest->received);
-    if (parsed.complete) co_return true;
-    if (!parsed.refusal) continue;
-    refuse(*guest, *parsed.refusal,
-           parsed.why.empty() ? printable_start(guest->received) : std::string(parsed.why));
+    parsed = parse_client_hello(guest->received);
+    if (parsed.refusal)
+      refuse(*guest, *parsed.refusal,
+             parsed.why.empty() ? printable_start(guest->received) : std::string(parsed.why));
   }
-  co_return false;
-}
-
-/// Reads the identity in the hello and returns whether it is admitted. It is not proven yet.
-bool SecureAcceptor::identify(Guest& guest) {
-  auto identity = parse_identity(parse_client_hello(guest.received).identity);
+  if (guest->gone) co_return;
+  auto identity = parse_identity(parsed.identity);
   if (!identity) {
     const bool other_link = identity.error() == LinkRefusal::kOtherLink;
-    refuse(guest, identity.error(), other_link ? "" : "its identity is not one of ddplaunch");
-    return false;
+    co_return refuse(*guest, identity.error(), other_link ? "" : "its identity is not one of ddplaunch");
   }
-  guest.claim = std::move(*identity);
-  if (guest.claim->role != options_.awaited)
-    refuse(guest, LinkRefusal::kOtherRole);
-  else if (!options_.job.empty() && guest.claim->job != options_.job)
-    refuse(guest, LinkRefusal::kOtherJob);
+  guest->claim = std::move(*identity);
+  if (guest->claim->role != options_.awaited)
+    refuse(*guest, LinkRefusal::kOtherRole);
+  else if (!options_.job.empty() && guest->claim->job != options_.job)
+    refuse(*guest, LinkRefusal::kOtherJob);
   else
-    limiter_.greeted(guest.id);
-  return !guest.gone;
+    limiter_.greeted(guest->id);
 }
 
 Result<> SecureAcceptor::begin_tls(Guest& guest) {
@@ -190,9 +180,8 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
   leave(guest);
   if (failed) limiter_.failed(guest.key, Clock::now());
   // OpenSSL has sent its own alert if it found the error.
-  const auto alert = alert_of(why);
-  if (alert && !guest.stream && guest.socket.is_open()) {
-    const std::string record = alert_record(*alert);
+  if (!guest.stream && guest.socket.is_open()) {
+    const std::string record = alert_record(why);
     (void)::send(guest.socket.native_handle(), record.data(), record.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   }
   guest.close();
@@ -213,26 +202,19 @@ void SecureAcceptor::leave(Guest& guest) {
   if (!limiter_.full()) accepts_->resume();
 }
 
-void SecureAcceptor::watch() {
+/// Closes the connections whose time is over, and sets the timer for the next one.
+void SecureAcceptor::close_overdue() {
+  for (const AdmissionLimiter::Overdue& overdue : limiter_.take_overdue(Clock::now())) {
+    const std::shared_ptr<Guest> guest = guests_.at(overdue.id);
+    refuse(*guest, overdue.why);
+    if (stopped_) return;
+  }
   const auto turn = limiter_.next_turn();
-  if (!turn || (watched_ && *watched_ <= *turn)) return;
-  watched_ = turn;
+  if (!turn) return;
   timer_.expires_at(*turn);
   timer_.async_wait([weak = weak_from_this()](const error_code& error) {
     if (const auto self = weak.lock(); self && !error) self->close_overdue();
   });
-}
-
-void SecureAcceptor::close_overdue() {
-  watched_.reset();
-  for (const AdmissionLimiter::Overdue& overdue : limiter_.take_overdue(Clock::now())) {
-    const auto entry = guests_.find(overdue.id);
-    if (entry == guests_.end()) continue;
-    const std::shared_ptr<Guest> guest = entry->second;
-    refuse(*guest, overdue.why);
-    if (stopped_) return;
-  }
-  watch();
 }
 
 namespace {
@@ -344,14 +326,13 @@ Awaitable<JoinOutcome> exchange_hello(std::unique_ptr<SecureStream> stream, cons
     if (!outcome.try_again) outcome.error.code = answer.error().code;
     co_return outcome;
   }
-  if (!answer->rank) {
-    JoinOutcome outcome = refused(answer->refusal, here, {});
-    outcome.error.text += ": " + answer->text;
-    outcome.answer = std::move(*answer);
-    co_return outcome;
-  }
   JoinOutcome outcome;
-  outcome.stream = std::move(stream);
+  if (answer->rank) {
+    outcome.stream = std::move(stream);
+  } else {
+    outcome = refused(answer->refusal, here, {});
+    outcome.error.text += ": " + answer->text;
+  }
   outcome.answer = std::move(*answer);
   co_return outcome;
 }
@@ -464,12 +445,11 @@ Awaitable<JoinOutcome> secure_join(const Resolve& resolve, const LinkGoal& goal,
 }
 
 Awaitable<error_code> write_line(ByteStream& stream, std::string bytes) {
-  std::size_t sent = 0;
+  std::string_view rest(bytes);
   error_code error;
-  while (!error && sent < bytes.size()) {
-    const auto [failed, count] =
-        co_await stream.write_some(asio::buffer(bytes.data() + sent, bytes.size() - sent));
-    sent += count;
+  while (!error && !rest.empty()) {
+    const auto [failed, count] = co_await stream.write_some(asio::buffer(rest));
+    rest.remove_prefix(count);
     error = failed;
   }
   co_return error;

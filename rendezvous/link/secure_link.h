@@ -68,12 +68,10 @@ class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
   SecureAcceptor(asio::any_io_executor executor, SecureAcceptorOptions options);
   void connected(UniqueFd socket, const asio::ip::address& peer);
   static Awaitable<> greet(std::shared_ptr<SecureAcceptor> self, std::shared_ptr<Guest> guest);
-  Awaitable<bool> read_client_hello(std::shared_ptr<Guest> guest);
-  bool identify(Guest& guest);
+  Awaitable<> identify(std::shared_ptr<Guest> guest);
   Result<> begin_tls(Guest& guest);
   void refuse(Guest& guest, LinkRefusal why, std::string detail = {});
   void leave(Guest& guest);
-  void watch();
   void close_overdue();
 
   asio::any_io_executor executor_;
@@ -84,7 +82,6 @@ class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
   std::shared_ptr<AcceptLoop> accepts_;
   std::map<Id, std::shared_ptr<Guest>> guests_;
   asio::steady_timer timer_;
-  std::optional<AdmissionLimiter::Time> watched_;
   Id last_id_ = 0;
   bool stopped_ = false;
 };
@@ -129,7 +126,7 @@ using Resolve = std::function<Awaitable<Result<std::vector<asio::ip::tcp::endpoi
 Awaitable<JoinOutcome> secure_join(const Resolve& resolve, const LinkGoal& goal,
                                    std::chrono::steady_clock::time_point deadline);
 
-/// Writes all of `bytes`; for the few lines before the framed protocol.
+/// Writes all of `bytes`.
 Awaitable<error_code> write_line(ByteStream& stream, std::string bytes);
 /// Reads the next line without its newline, at most kMaxHelloLine bytes, and no byte behind it. Error
 /// kLinkLost with sys 0: the link ended before its first byte.

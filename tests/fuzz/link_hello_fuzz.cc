@@ -19,8 +19,8 @@ void require(bool holds) {
 void parsed(std::string_view bytes) {
   bytes = bytes.substr(0, kMaxClientHello);
   const ParsedClientHello whole = parse_client_hello(bytes);
-  if (whole.complete) {
-    require(!whole.identity.empty() && whole.identity.data() > bytes.data() &&
+  if (!whole.identity.empty()) {
+    require(!whole.refusal && whole.identity.data() > bytes.data() &&
             whole.identity.data() + whole.identity.size() < bytes.data() + bytes.size());
   }
   require((whole.refusal == LinkRefusal::kOtherTls) == !whole.why.empty());
@@ -28,9 +28,9 @@ void parsed(std::string_view bytes) {
   // behind an offer may still change the verdict.
   for (std::size_t size = 0; size < bytes.size(); size += 1 + bytes.size() / 16) {
     const ParsedClientHello part = parse_client_hello(bytes.substr(0, size));
-    require((!part.complete && !part.refusal) ||
-            (part.complete == whole.complete && part.refusal == whole.refusal) ||
-            (part.complete && whole.why == "it does not wait for an answer"));
+    require((part.identity.empty() && !part.refusal) ||
+            (part.identity.empty() == whole.identity.empty() && part.refusal == whole.refusal) ||
+            (!part.identity.empty() && whole.why == "it does not wait for an answer"));
   }
 }
 

@@ -14,20 +14,20 @@ using test::HelloBytes;
 std::string verdict(const HelloBytes& hello) {
   const std::string record = hello.record();
   const ParsedClientHello parsed = parse_client_hello(record);
-  if (parsed.complete) return "offer";
+  if (!parsed.identity.empty()) return "offer";
   return parsed.refusal == LinkRefusal::kOtherTls ? std::string(parsed.why) : "not TLS";
 }
 
 bool needs_more(std::string_view bytes) {
   const ParsedClientHello parsed = parse_client_hello(bytes);
-  return !parsed.complete && !parsed.refusal;
+  return parsed.identity.empty() && !parsed.refusal;
 }
 
 TEST_CASE("a valid hello gives its identity for any chunking") {
   const HelloBytes hello;
   const std::string record = hello.record();
   const ParsedClientHello parsed = parse_client_hello(record);
-  REQUIRE(parsed.complete);
+  REQUIRE(!parsed.identity.empty());
   CHECK(parsed.identity == hello.identity);
   for (std::size_t size = 0; size < record.size(); ++size) {
     INFO(size);
@@ -91,7 +91,7 @@ TEST_CASE("every length field is checked") {
       std::string bytes = good;
       bytes[i] = static_cast<char>(value);
       const ParsedClientHello parsed = parse_client_hello(bytes);
-      if (parsed.complete) CHECK(parsed.identity.size() < bytes.size());
+      if (!parsed.identity.empty()) CHECK(parsed.identity.size() < bytes.size());
     }
   }
 }
