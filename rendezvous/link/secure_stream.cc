@@ -25,6 +25,8 @@ namespace ddp::rendezvous {
 struct SecureHandshake {
   std::string identity;
   Secret key;
+  std::string received;    ///< was read from the socket before, and comes first
+  std::string first{};     ///< the first bytes from the socket, for an error text
   bool key_asked = false;  ///< server: the peer offered this identity
 };
 
@@ -127,16 +129,6 @@ namespace {
 constexpr std::string_view kSalt = "ddplaunch link 1";
 constexpr std::size_t kKeySize = 32;
 
-struct FreeKdf {
-  void operator()(EVP_KDF_CTX* context) const { EVP_KDF_CTX_free(context); }
-};
-
-/// Fetched only once: a fetch walks all providers under a lock.
-EVP_KDF* hkdf() {
-  static EVP_KDF* const kdf = EVP_KDF_fetch(nullptr, "HKDF", nullptr);
-  return kdf;
-}
-
 OSSL_PARAM octets(const char* name, std::string_view bytes) {
   // OpenSSL only reads here; its type serves both directions.
   return OSSL_PARAM_construct_octet_string(name, const_cast<char*>(bytes.data()), bytes.size());
@@ -146,7 +138,10 @@ OSSL_PARAM octets(const char* name, std::string_view bytes) {
 
 Result<Secret> hkdf_sha256(std::string_view key, std::string_view salt, std::string_view info,
                            std::size_t size) {
-  const std::unique_ptr<EVP_KDF_CTX, FreeKdf> context(hkdf() ? EVP_KDF_CTX_new(hkdf()) : nullptr);
+  // Fetched only once: a fetch walks all providers under a lock.
+  static EVP_KDF* const kdf = EVP_KDF_fetch(nullptr, "HKDF", nullptr);
+  const std::unique_ptr<EVP_KDF_CTX, void (*)(EVP_KDF_CTX*)> context(
+      kdf != nullptr ? EVP_KDF_CTX_new(kdf) : nullptr, EVP_KDF_CTX_free);
   std::array<char, 7> digest{"SHA256"};
   const std::array<OSSL_PARAM, 5> parameters{
       OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest.data(), 0),
@@ -162,12 +157,8 @@ Result<Secret> hkdf_sha256(std::string_view key, std::string_view salt, std::str
 }
 
 Result<Secret> link_key(const Secret& token, LinkRole role, std::string_view job, std::string_view node) {
-  std::string info = "link ";  // names contain no blank, so different inputs give different texts
-  info += role_name(role);
-  for (const std::string_view name : {job, node}) {
-    info += ' ';
-    info += name;
-  }
+  // Names contain no blank, so different inputs give different texts.
+  const std::string info = concat("link ", role_name(role), ' ', job, ' ', node);
   return hkdf_sha256(token.reveal(), kSalt, info, kKeySize);
 }
 
@@ -182,49 +173,37 @@ std::string token_check(const Secret& token) {
 
 /// Replaces OpenSSL's socket BIO, which raises SIGPIPE and does not know bytes that were read earlier.
 struct SocketBio {
-  static SecureStream::Transport& of(BIO* bio) {
-    return *static_cast<SecureStream::Transport*>(BIO_get_data(bio));
+  static SecureStream& of(BIO* bio) { return *static_cast<SecureStream*>(BIO_get_data(bio)); }
+  /// Reports the result of recv() or send(). `direction` is BIO_FLAGS_READ or BIO_FLAGS_WRITE.
+  static int report(BIO* bio, ssize_t count, int direction) {
+    BIO_clear_retry_flags(bio);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR))
+      BIO_set_flags(bio, direction | BIO_FLAGS_SHOULD_RETRY);
+    else if (count < 0)
+      of(bio).broken_ = error_code(errno, boost::system::system_category());
+    return static_cast<int>(count);
   }
   static int read(BIO* bio, char* out, int size) {
-    auto& transport = of(bio);
-    BIO_clear_retry_flags(bio);
-    if (transport.received_at < transport.received.size()) {
-      const std::size_t count =
-          std::min(static_cast<std::size_t>(size), transport.received.size() - transport.received_at);
-      std::memcpy(out, transport.received.data() + transport.received_at, count);
-      transport.received_at += count;
-      return static_cast<int>(count);
+    SecureStream& stream = of(bio);
+    SecureHandshake* const handshake = stream.handshake_.get();
+    if (handshake != nullptr && !handshake->received.empty()) {
+      const std::size_t count = handshake->received.copy(out, static_cast<std::size_t>(size));
+      handshake->received.erase(0, count);
+      return report(bio, static_cast<ssize_t>(count), BIO_FLAGS_READ);
     }
-    ssize_t count = 0;
-    do {
-      count = ::recv(transport.fd, out, static_cast<std::size_t>(size), MSG_DONTWAIT);
-    } while (count < 0 && errno == EINTR);
-    if (count > 0 && transport.keep_first && transport.first.size() < kFirstBytes)
-      transport.first.append(out,
-                             std::min(static_cast<std::size_t>(count), kFirstBytes - transport.first.size()));
-    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-      BIO_set_retry_read(bio);
-    else if (count < 0)
-      transport.error = errno;
-    else if (count == 0)
-      transport.ended = true;
-    return static_cast<int>(count);
+    const ssize_t count = ::recv(stream.native_socket(), out, static_cast<std::size_t>(size), MSG_DONTWAIT);
+    if (count == 0) stream.broken_ = asio::error::eof;
+    if (count > 0 && handshake != nullptr && handshake->first.size() < kFirstBytes)
+      handshake->first.append(out, static_cast<std::size_t>(std::min<ssize_t>(count, kFirstBytes)));
+    return report(bio, count, BIO_FLAGS_READ);
   }
   static int write(BIO* bio, const char* bytes, int size) {
-    auto& transport = of(bio);
-    BIO_clear_retry_flags(bio);
-    ssize_t count = 0;
-    do {
-      count = ::send(transport.fd, bytes, static_cast<std::size_t>(size), MSG_DONTWAIT | MSG_NOSIGNAL);
-    } while (count < 0 && errno == EINTR);
-    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-      BIO_set_retry_write(bio);
-    else if (count < 0)
-      transport.error = errno;
-    return static_cast<int>(count);
+    const ssize_t count =
+        ::send(of(bio).native_socket(), bytes, static_cast<std::size_t>(size), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return report(bio, count, BIO_FLAGS_WRITE);
   }
   static long control(BIO* bio, int command, long, void*) {
-    if (command == BIO_CTRL_EOF) return of(bio).ended ? 1 : 0;
+    if (command == BIO_CTRL_EOF) return of(bio).broken_ == asio::error::eof ? 1 : 0;
     return command == BIO_CTRL_FLUSH ? 1 : 0;
   }
   static BIO_METHOD* make_method() {
@@ -236,30 +215,23 @@ struct SocketBio {
     }
     return method;
   }
-  static BIO* make(SecureStream::Transport* transport) {
+  static BIO* make(SecureStream* stream) {
     static BIO_METHOD* const method = make_method();  // never freed
     BIO* bio = method != nullptr ? BIO_new(method) : nullptr;
     if (bio == nullptr) return nullptr;
-    BIO_set_data(bio, transport);
+    BIO_set_data(bio, stream);
     BIO_set_init(bio, 1);
     return bio;
   }
 };
 
-void SecureStream::FreeSsl::operator()(ssl_st* ssl) const {
-  SSL_free(ssl);
-}
-
 SecureStream::SecureStream(TlsRole end, Start start)
     : socket_(std::move(start.socket)),
       handshake_(std::make_unique<SecureHandshake>(
-          SecureHandshake{identity_text(start.identity), std::move(start.key)})),
+          SecureHandshake{identity_text(start.identity), std::move(start.key), std::move(start.received)})),
+      ssl_(nullptr, SSL_free),
       end_(end),
-      rekey_after_(start.rekey_after) {
-  transport_.fd = socket_.native_handle();
-  transport_.received = std::move(start.received);
-  transport_.keep_first = end == TlsRole::kClient;
-}
+      rekey_after_(start.rekey_after) {}
 
 SecureStream::~SecureStream() {
   // Release the descriptor first, so that Asio removes it from the epoll set. After close alone, epoll would
@@ -272,42 +244,39 @@ void SecureStream::move_to(const asio::any_io_executor& loop) {
   socket_ = asio::posix::stream_descriptor(loop, fd);
 }
 
-bool SecureStream::prepare(ssl_ctx_st* context) {
-  ssl_.reset(SSL_new(context));
-  BIO* bio = ssl_ ? SocketBio::make(&transport_) : nullptr;
-  if (bio == nullptr) return false;
-  SSL_set_bio(ssl_.get(), bio, bio);
-  SSL_set_app_data(ssl_.get(), handshake_.get());
-  if (end_ == TlsRole::kServer) {
-    SSL_set_accept_state(ssl_.get());
-  } else {
-    SSL_set_connect_state(ssl_.get());
-    SSL_set_verify(ssl_.get(), SSL_VERIFY_PEER, nullptr);  // the context's callback rejects all certificates
-  }
-  return true;
-}
-
 Result<std::unique_ptr<SecureStream>> SecureStream::make(TlsRole end, Start start) {
   const auto context = DDP_TRY(secure_context());
   std::unique_ptr<SecureStream> stream(new SecureStream(end, std::move(start)));
-  if (stream->prepare(context)) return stream;
-  ERR_clear_error();
-  return Error{ErrorCode::kSystem, "no memory for a TLS link", ENOMEM};
-}
-
-SecureStream::Want SecureStream::wanted(int result) {
-  switch (SSL_get_error(ssl_.get(), result)) {
-    case SSL_ERROR_WANT_READ: return Want::kRead;
-    case SSL_ERROR_WANT_WRITE: return Want::kWrite;
-    default: return Want::kFailed;
+  SSL* const ssl = SSL_new(context);
+  stream->ssl_.reset(ssl);
+  BIO* const bio = ssl != nullptr ? SocketBio::make(stream.get()) : nullptr;
+  if (bio == nullptr) {
+    ERR_clear_error();
+    return Error{ErrorCode::kSystem, "no memory for a TLS link", ENOMEM};
   }
+  SSL_set_bio(ssl, bio, bio);
+  SSL_set_app_data(ssl, stream->handshake_.get());
+  if (end == TlsRole::kServer) {
+    SSL_set_accept_state(ssl);
+  } else {
+    SSL_set_connect_state(ssl);
+    SSL_set_verify(ssl, SSL_VERIFY_PEER, nullptr);  // the context's callback rejects all certificates
+  }
+  return stream;
 }
 
-Awaitable<error_code> SecureStream::wait_for(Want want) {
+/// Waits until the call that gave `result` may be repeated. Returns the error when it failed: that of the
+/// socket, or that the bytes were wrong.
+Awaitable<error_code> SecureStream::until_ready(int result) {
+  const int state = SSL_get_error(ssl_.get(), result);
+  ERR_clear_error();
+  if (state == SSL_ERROR_ZERO_RETURN && !handshake_) co_return error_code(asio::error::eof);
+  if (state != SSL_ERROR_WANT_READ && state != SSL_ERROR_WANT_WRITE)
+    co_return broken_ ? broken_ : tls_error();
   turns_ = 0;
   using Descriptor = asio::posix::stream_descriptor;
   const auto [error] = co_await socket_.async_wait(
-      want == Want::kRead ? Descriptor::wait_read : Descriptor::wait_write, kUseTuple);
+      state == SSL_ERROR_WANT_READ ? Descriptor::wait_read : Descriptor::wait_write, kUseTuple);
   co_return closed_ ? error_code(asio::error::operation_aborted) : error;
 }
 
@@ -316,16 +285,6 @@ bool SecureStream::turn_is_over() {
   if (++turns_ < kTurnsInARow) return false;
   turns_ = 0;
   return true;
-}
-
-/// Returns the error of a failed call: that of the socket, or that the bytes were wrong.
-error_code SecureStream::failure() {
-  const int error = std::exchange(transport_.error, 0);
-  ERR_clear_error();
-  if (closed_) return asio::error::operation_aborted;
-  if (error != 0) return {error, boost::system::system_category()};
-  if (transport_.ended) return asio::error::eof;
-  return tls_error();
 }
 
 /// Returns whether both ends used the key and agreed only on what this link allows.
@@ -337,35 +296,28 @@ bool SecureStream::proven() const {
          (end_ == TlsRole::kClient || handshake_->key_asked);
 }
 
-/// Returns a printable quotation of the first bytes. OpenSSL may have read no more than the header of a
-/// record, so the rest of what has arrived is read here.
-std::string SecureStream::quote_first_bytes() {
-  char rest[kFirstBytes];
-  const std::size_t room = kFirstBytes - transport_.first.size();
-  const ssize_t count = room > 0 ? ::recv(transport_.fd, rest, room, MSG_DONTWAIT) : 0;
-  if (count > 0) transport_.first.append(rest, static_cast<std::size_t>(count));
-  return printable_start(transport_.first);
-}
-
-HandshakeEnd SecureStream::handshake_failure() {
+/// `code` is OpenSSL's first error.
+HandshakeEnd SecureStream::handshake_failure(unsigned long code, const error_code& error) {
   const bool server = end_ == TlsRole::kServer;
-  const unsigned long code = ERR_peek_error();
   const int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
   const char* text = ERR_reason_error_string(code);
   const std::string detail = text != nullptr ? text : "";
-  const bool record_came =
-      transport_.first.empty() || static_cast<unsigned char>(transport_.first[0]) - 20u < 4u;
-  const bool ended = transport_.ended;
-  const error_code error = failure();
   if (closed_) return closed_by(error);
   if (reason > kAlertReasons && reason < kAlertReasons + 256) {
     const auto refusal =
         server ? std::nullopt : refusal_of(static_cast<std::uint8_t>(reason - kAlertReasons));
     return refusal ? HandshakeEnd{*refusal} : HandshakeEnd{LinkRefusal::kOtherTls, detail};
   }
-  if (!record_came) return {LinkRefusal::kPlain, "it sent " + quote_first_bytes()};
+  std::string& first = handshake_->first;
+  if (!server && !first.empty() && static_cast<unsigned char>(first[0]) - 20u >= 4u) {  // no record of TLS
+    // OpenSSL may have read no more than the header of a record.
+    char rest[kFirstBytes];
+    const ssize_t count = ::recv(native_socket(), rest, sizeof rest, MSG_DONTWAIT);
+    if (count > 0) first.append(rest, static_cast<std::size_t>(count));
+    return {LinkRefusal::kPlain, "it sent " + printable_start(first)};
+  }
   if (handshake_->key_asked && reason == SSL_R_BINDER_DOES_NOT_VERIFY) return {LinkRefusal::kTokenDiffers};
-  if (ended || error != tls_error()) return closed_by(error);
+  if (error != tls_error()) return closed_by(error);
   return {LinkRefusal::kOtherTls, detail};
 }
 
@@ -380,25 +332,21 @@ Awaitable<HandshakeEnd> SecureStream::handshake() {
     ERR_clear_error();
     const int result = SSL_do_handshake(ssl_.get());
     if (result == 1) break;
-    const Want want = wanted(result);
-    if (want == Want::kFailed) co_return handshake_failure();
-    if (const error_code error = co_await wait_for(want)) co_return closed_by(error);
+    const unsigned long code = ERR_peek_error();
+    if (const error_code error = co_await until_ready(result)) co_return handshake_failure(code, error);
   }
   if (!proven()) co_return HandshakeEnd{LinkRefusal::kOtherTls, "no key was used"};
   SSL_set_app_data(ssl_.get(), nullptr);
   handshake_.reset();
-  transport_.keep_first = false;
-  transport_.first = {};
-  ready_ = true;
   co_return HandshakeEnd{};
 }
 
 Awaitable<ByteStream::Transferred> SecureStream::read_some(asio::mutable_buffer buffer) {
   if (turn_is_over()) co_await asio::post(socket_.get_executor(), asio::use_awaitable);
-  while (!closed_ && ready_) {
+  while (!closed_ && !handshake_) {
     ERR_clear_error();
     std::size_t count = 0;
-    int result = SSL_read_ex(ssl_.get(), buffer.data(), buffer.size(), &count);
+    const int result = SSL_read_ex(ssl_.get(), buffer.data(), buffer.size(), &count);
     if (result == 1) {
       // Read other complete records too: a record has at most 16 KiB.
       std::size_t more = 0;
@@ -408,15 +356,7 @@ Awaitable<ByteStream::Transferred> SecureStream::read_some(asio::mutable_buffer 
         count += more;
       co_return Transferred{error_code(), count};
     }
-    if (SSL_get_error(ssl_.get(), result) == SSL_ERROR_ZERO_RETURN)
-      co_return Transferred{asio::error::eof, 0};
-    const Want want = wanted(result);
-    if (want == Want::kFailed) co_return Transferred{failure(), 0};
-    if (transport_.received_at != 0) {
-      transport_.received = {};  // all of it is read
-      transport_.received_at = 0;
-    }
-    if (const error_code error = co_await wait_for(want)) co_return Transferred{error, 0};
+    if (const error_code error = co_await until_ready(result)) co_return Transferred{error, 0};
   }
   co_return Transferred{asio::error::operation_aborted, 0};
 }
@@ -424,7 +364,7 @@ Awaitable<ByteStream::Transferred> SecureStream::read_some(asio::mutable_buffer 
 Awaitable<ByteStream::Transferred> SecureStream::write_some(asio::const_buffer buffer) {
   if (turn_is_over()) co_await asio::post(socket_.get_executor(), asio::use_awaitable);
   std::size_t sent = 0;
-  while (!closed_ && ready_) {
+  while (!closed_ && !handshake_) {
     ERR_clear_error();
     if (!write_pending_ && under_key_ >= rekey_after_ &&
         SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1)
@@ -439,23 +379,20 @@ Awaitable<ByteStream::Transferred> SecureStream::write_some(asio::const_buffer b
       if (sent == buffer.size() || sent >= kTurn) co_return Transferred{error_code(), sent};
       continue;
     }
-    const Want want = wanted(result);
-    if (want == Want::kFailed) co_return Transferred{failure(), sent};
     // OpenSSL holds the record and requires the same bytes again. They are not counted until the socket has
     // taken them.
     write_pending_ = true;
-    if (const error_code error = co_await wait_for(want)) co_return Transferred{error, sent};
+    if (const error_code error = co_await until_ready(result)) co_return Transferred{error, sent};
   }
   co_return Transferred{asio::error::operation_aborted, sent};
 }
 
 void SecureStream::close() {
   if (std::exchange(closed_, true)) return;
-  if (ready_ && !write_pending_ && transport_.error == 0) SSL_shutdown(ssl_.get());
+  if (!handshake_ && !write_pending_ && !broken_) SSL_shutdown(ssl_.get());
   ERR_clear_error();
   error_code ignored;
   socket_.close(ignored);
-  transport_.fd = -1;
 }
 
 }  // namespace ddp::rendezvous

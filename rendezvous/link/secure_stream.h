@@ -81,43 +81,23 @@ class SecureStream final : public ByteStream {
   void close() override;
 
  private:
-  struct FreeSsl {
-    void operator()(ssl_st* ssl) const;
-  };
-  /// The BIO reads and writes through this.
-  struct Transport {
-    int fd = -1;
-    std::string received;  ///< bytes read before the BIO existed
-    std::size_t received_at = 0;
-    std::string first;  ///< first bytes of the far side, during the handshake
-    bool keep_first = false;
-    bool ended = false;
-    int error = 0;
-  };
-  enum class Want : std::uint8_t { kRead, kWrite, kFailed };
-
   SecureStream(TlsRole end, Start start);
-  bool prepare(ssl_ctx_st* context);
-  Want wanted(int result);
-  Awaitable<error_code> wait_for(Want want);
+  Awaitable<error_code> until_ready(int result);
   bool turn_is_over();
-  error_code failure();
-  std::string quote_first_bytes();
-  HandshakeEnd handshake_failure();
+  HandshakeEnd handshake_failure(unsigned long code, const error_code& error);
   HandshakeEnd closed_by(const error_code& error) const;
   bool proven() const;
   friend struct SocketBio;
 
   asio::posix::stream_descriptor socket_;
-  Transport transport_;
-  std::unique_ptr<struct SecureHandshake> handshake_;
-  std::unique_ptr<ssl_st, FreeSsl> ssl_;
+  std::unique_ptr<struct SecureHandshake> handshake_;  ///< none: the link is proven
+  std::unique_ptr<ssl_st, void (*)(ssl_st*)> ssl_;
   TlsRole end_;
   std::uint64_t rekey_after_;
   std::uint64_t under_key_ = 0;  ///< bytes written
   unsigned turns_ = 0;           ///< operations since other tasks on the loop could run
-  bool ready_ = false;
-  bool write_pending_ = false;  ///< OpenSSL holds a record that the socket did not take
+  error_code broken_;            ///< the last error of the socket; eof: the far side has ended
+  bool write_pending_ = false;   ///< OpenSSL holds a record that the socket did not take
   bool closed_ = false;
 };
 
