@@ -85,10 +85,8 @@ Awaitable<> Connection::write_all() {
 Awaitable<> Connection::write_whole(std::string_view bytes) {
   while (!bytes.empty() && !broken_) {
     const auto [error, count] = co_await stream_->write_some(asio::buffer(bytes.data(), bytes.size()));
-    if (error || closed_)
-      broken_ = true;  // the reader gets the error too and reports it
-    else
-      bytes.remove_prefix(count);
+    broken_ = error || closed_;  // the reader gets the error too and reports it
+    bytes.remove_prefix(count);
   }
 }
 

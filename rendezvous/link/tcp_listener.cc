@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "base/text.h"
+#include "base/files.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -117,7 +117,7 @@ constexpr std::uint16_t kFirstPort = 10000;  // well-known services of a cluster
 constexpr PortRange kKnownPorts[] = {{20000, 27999}, {28028, 28028}, {29400, 29400}, {29499, 29500}};
 constexpr std::uint16_t kNeighbours = 3;
 constexpr std::uint16_t kLastPort = 65535 - kNeighbours;
-constexpr int kMaxTries = 256;
+constexpr std::size_t kMaxTries = 256;
 
 bool neighbours_free(ListenScope scope, std::uint16_t port) {
   for (std::uint16_t i = 1; i <= kNeighbours; ++i) {
@@ -137,10 +137,8 @@ std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
   std::uint32_t seed = 0;
   if (::getrandom(&seed, sizeof seed, 0) < 0) seed = static_cast<std::uint32_t>(::getpid());
   std::minstd_rand random(seed);
-  const std::size_t tries = std::min<std::size_t>(all.size(), kMaxTries);
-  for (std::size_t i = 0; i < tries; ++i)
-    std::swap(all[i], all[std::uniform_int_distribution<std::size_t>(i, all.size() - 1)(random)]);
-  all.resize(tries);
+  std::ranges::shuffle(all, random);
+  all.resize(std::min(all.size(), kMaxTries));
   return all;
 }
 
@@ -169,15 +167,11 @@ Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange
 }
 
 PortRange ephemeral_ports() {
-  unsigned first = 32768;
-  unsigned last = 60999;
-  if (std::FILE* file = std::fopen("/proc/sys/net/ipv4/ip_local_port_range", "re")) {
-    if (std::fscanf(file, "%u %u", &first, &last) != 2 || first > last || last > 65535) {
-      first = 32768;
-      last = 60999;
-    }
-    std::fclose(file);
-  }
+  unsigned first = 0;
+  unsigned last = 0;
+  const std::string range = first_line("/proc/sys/net/ipv4/ip_local_port_range");
+  if (std::sscanf(range.c_str(), "%u %u", &first, &last) != 2 || first > last || last > 65535)
+    return {32768, 60999};
   return {static_cast<std::uint16_t>(first), static_cast<std::uint16_t>(last)};
 }
 
@@ -209,10 +203,6 @@ IpAddress value_of(const asio::ip::address& address) {
 }
 
 }  // namespace
-
-void AddressFilter::allow(const asio::ip::address& address) {
-  addresses_.insert(value_of(address));
-}
 
 Result<> AddressFilter::allow_network(std::string_view text) {
   const IpNetwork network = DDP_TRY(parse_ip_network(text));
@@ -259,21 +249,20 @@ void AcceptLoop::resume() {
 }
 
 void AcceptLoop::stop() {
-  stopped_ = true;
   retry_.cancel();
   resumed_.cancel();
   listeners_.clear();
 }
 
 Awaitable<> AcceptLoop::accept_all(std::shared_ptr<AcceptLoop> self, std::size_t index) {
-  while (!self->stopped_) {
+  while (!self->listeners_.empty()) {
     if (self->paused_) {
       co_await self->resumed_.async_wait(kUseTuple);
       continue;
     }
     const auto [error] =
         co_await self->listeners_[index].async_wait(asio::posix::stream_descriptor::wait_read, kUseTuple);
-    if (error || self->stopped_) co_return;
+    if (error) co_return;
     if (self->accept_some(index)) continue;
     // A ready listener without a free descriptor would spin.
     self->retry_.expires_after(kRest);
@@ -283,7 +272,7 @@ Awaitable<> AcceptLoop::accept_all(std::shared_ptr<AcceptLoop> self, std::size_t
 
 /// Returns false if accepting must rest, since descriptors or memory are short.
 bool AcceptLoop::accept_some(std::size_t index) {
-  for (int i = 0; i < kAcceptsAtOnce && !stopped_ && !paused_; ++i) {
+  for (int i = 0; i < kAcceptsAtOnce && !listeners_.empty() && !paused_; ++i) {
     tcp::endpoint peer;
     auto size = static_cast<socklen_t>(peer.capacity());
     UniqueFd socket(

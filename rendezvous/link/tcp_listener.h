@@ -60,9 +60,7 @@ std::vector<PortRange> ports_beside(PortRange ephemeral);
 /// keeps out stray connections and scanners, but is not authentication. A value; no I/O.
 class AddressFilter {
  public:
-  /// Admits one address, mapped or not.
-  void allow(const asio::ip::address& address);
-  /// Admits what parse_ip_network reads. ::/0 admits IPv4, too.
+  /// Admits what parse_ip_network reads: an address or a network. ::/0 admits IPv4, too.
   Result<> allow_network(std::string_view text);
   /// Returns whether the address is admitted; true for all if nothing was ever allowed (no filter).
   bool allows(const asio::ip::address& address) const;
@@ -103,11 +101,10 @@ class AcceptLoop {
   bool accept_some(std::size_t index);
 
   OnConnection on_connection_;
-  std::vector<asio::posix::stream_descriptor> listeners_;
+  std::vector<asio::posix::stream_descriptor> listeners_;  ///< none: stopped
   asio::steady_timer retry_;
   asio::steady_timer resumed_;  ///< never expires; cancelled by resume() and stop()
   bool paused_ = false;
-  bool stopped_ = false;
 };
 
 }  // namespace ddp::rendezvous

@@ -16,9 +16,9 @@ TEST_CASE("an empty filter admits every address") {
 
 TEST_CASE("single addresses match, mapped or not") {
   AddressFilter filter;
-  filter.allow(asio::ip::make_address("10.0.0.7"));
-  filter.allow(asio::ip::make_address("::ffff:10.0.0.8"));
-  filter.allow(asio::ip::make_address("fd00::1"));
+  REQUIRE(filter.allow_network("10.0.0.7").has_value());
+  REQUIRE(filter.allow_network("::ffff:10.0.0.8").has_value());
+  REQUIRE(filter.allow_network("fd00::1").has_value());
   CHECK(allows(filter, "10.0.0.7"));
   CHECK(allows(filter, "::ffff:10.0.0.7"));
   CHECK(allows(filter, "10.0.0.8"));
