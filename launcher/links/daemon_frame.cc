@@ -27,19 +27,11 @@ bool fits(DaemonFrame kind, std::size_t size) {
 
 }  // namespace
 
-void write_daemon_head(DaemonFrame kind, std::size_t size, char* head) {
-  DDP_REQUIRE(fits(kind, size), kind, size);
-  head[0] = static_cast<char>(kind);
-  head[1] = 0;
-  head[2] = static_cast<char>(size & 0xff);
-  head[3] = static_cast<char>(size >> 8);
-}
-
 std::string daemon_frame(DaemonFrame kind, std::string_view payload) {
-  std::string frame(kDaemonFrameHead, '\0');
-  write_daemon_head(kind, payload.size(), frame.data());
-  frame += payload;
-  return frame;
+  const std::size_t size = payload.size();
+  DDP_REQUIRE(fits(kind, size), kind, size);
+  return concat(static_cast<char>(kind), '\0', static_cast<char>(size & 0xff), static_cast<char>(size >> 8),
+                payload);
 }
 
 std::string daemon_ended(int status) {

@@ -28,8 +28,7 @@ inline constexpr std::size_t kDaemonFrameHead = 4;
 /// A frame with its head fits into one TLS record.
 inline constexpr std::size_t kMaxDaemonPayload = 16384 - kDaemonFrameHead;
 
-/// Writes the kDaemonFrameHead bytes before a payload. `size` is at most kMaxDaemonPayload.
-void write_daemon_head(DaemonFrame kind, std::size_t size, char* head);
+/// `payload` has at most kMaxDaemonPayload bytes.
 std::string daemon_frame(DaemonFrame kind, std::string_view payload);
 std::string daemon_ended(int status);
 

@@ -42,31 +42,10 @@ void say(const std::string& line) {
 constexpr std::chrono::minutes kFlushTime{10};
 constexpr std::size_t kLastErrors = 1 << 20;  // more than a socket holds
 
-/// Variables that describe the daemon's service to systemd's services. A worker that used them would write
-/// its output into the daemon's journal, or answer its watchdog.
-const std::vector<std::string>& of_the_service() {
-  static const std::vector<std::string> names = {"DDPLAUNCH_TOKEN",
-                                                 "INVOCATION_ID",
-                                                 "JOURNAL_STREAM",
-                                                 "LISTEN_FDNAMES",
-                                                 "LISTEN_FDS",
-                                                 "LISTEN_PID",
-                                                 "MAINPID",
-                                                 "MANAGERPID",
-                                                 "MEMORY_PRESSURE_WATCH",
-                                                 "MEMORY_PRESSURE_WRITE",
-                                                 "NOTIFY_SOCKET",
-                                                 "SYSTEMD_EXEC_PID",
-                                                 "WATCHDOG_PID",
-                                                 "WATCHDOG_USEC",
-                                                 "CREDENTIALS_DIRECTORY"};
-  return names;
-}
-
 /// The work of a process that serves one authenticated master. It starts the agent beside it and carries the
 /// agent's streams and its end over the link, as sshd would. If the link ends first, the agent sees the end
 /// of its input, stops its workers and exits. The session ends with the agent. Loop thread only.
-class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
+class DaemonSession {
  public:
   /// `name` is that of the session in the log, `job` that of the job, `agent` the path of ddplaunchd.
   DaemonSession(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream, std::string name,
@@ -76,48 +55,66 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
         name_(std::move(name)),
         job_(std::move(job)),
         agent_path_(std::move(agent)),
-        changed_(loop, std::chrono::steady_clock::time_point::max()),
+        input_(loop),
+        output_(loop),
+        errors_(loop),
         flush_(loop) {}
 
   /// Returns when the agent has ended and the master was notified.
-  static Awaitable<> run(std::shared_ptr<DaemonSession> self) {
+  Awaitable<> run() {
     remote::ChildCommand command;
     command.host = "ddplaunchd";
-    command.argv = {self->agent_path_, "--stdio"};
-    command.unset = of_the_service();
-    auto channel = remote::open_child(self->loop_, std::move(command));
+    command.argv = {agent_path_, "--stdio"};
+    // Variables that describe the daemon's service to systemd's services. A worker that used them would write
+    // its output into the daemon's journal, or answer its watchdog.
+    command.unset = {"DDPLAUNCH_TOKEN",
+                     "INVOCATION_ID",
+                     "JOURNAL_STREAM",
+                     "LISTEN_FDNAMES",
+                     "LISTEN_FDS",
+                     "LISTEN_PID",
+                     "MAINPID",
+                     "MANAGERPID",
+                     "MEMORY_PRESSURE_WATCH",
+                     "MEMORY_PRESSURE_WRITE",
+                     "NOTIFY_SOCKET",
+                     "SYSTEMD_EXEC_PID",
+                     "WATCHDOG_PID",
+                     "WATCHDOG_USEC",
+                     "CREDENTIALS_DIRECTORY"};
+    auto channel = remote::open_child(loop_, std::move(command));
     // The texts are made before the co_await, which would destroy aggregates of its expression twice (gcc
     // 12).
     if (!channel) {
-      self->log("cannot start an agent: " + channel.error().text);
+      log("cannot start an agent: " + channel.error().text);
       std::string refusal = answer_line({std::nullopt, {}, LinkRefusal::kNoAgent, channel.error().text});
-      (void)co_await self->line_.send(std::move(refusal));
-      self->line_.close();
+      (void)co_await line_.send(std::move(refusal));
+      line_.close();
       co_return;
     }
-    self->agent_ = std::move(*channel);
-    self->agent_->greeted();  // from here on, only the end of its input ends the agent
-    std::string first = answer_line({0, self->job_});
-    first += daemon_frame(DaemonFrame::kOutput, std::string(remote::kRunsPrefix) + self->agent_path_ + "\n");
-    (void)co_await self->line_.send(std::move(first));
-    spawn(self->loop_, carry_input(self));
-    spawn(self->loop_, carry_output(self));
-    spawn(self->loop_, carry_errors(self));
-    co_await self->see_it_out();
+    agent_ = std::move(*channel);
+    agent_->greeted();  // from here on, only the end of its input ends the agent
+    std::string first = answer_line({0, job_});
+    first += daemon_frame(DaemonFrame::kOutput, std::string(remote::kRunsPrefix) + agent_path_ + "\n");
+    (void)co_await line_.send(std::move(first));
+    input_.start(carry_input());
+    output_.start(carry_output());
+    errors_.start(carry_errors());
+    co_await see_it_out();
   }
 
  private:
   void log(const std::string& line) const { say(name_ + ": " + line); }
 
-  static Awaitable<> carry_input(std::shared_ptr<DaemonSession> self) {
+  Awaitable<> carry_input() {
     std::vector<char> buffer(kDaemonFrameHead + kMaxDaemonPayload);
-    LocalSocket& input = self->agent_->socket();
+    LocalSocket& input = agent_->socket();
     error_code error;
-    while (!error && self->reader_.failure().empty()) {
-      const auto [failed, size] = co_await self->line_.read_some(asio::buffer(buffer));
+    while (!error && reader_.failure().empty()) {
+      const auto [failed, size] = co_await line_.read_some(asio::buffer(buffer));
       error = failed;
       std::string_view bytes(buffer.data(), size);
-      while (const auto piece = self->reader_.next(bytes)) {
+      while (const auto piece = reader_.next(bytes)) {
         if (piece->kind == DaemonFrame::kInput) {
           (void)co_await asio::async_write(input, asio::buffer(piece->bytes),
                                            kUseTuple);  // an agent that stopped reading will end
@@ -127,38 +124,31 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
         }
       }
     }
-    self->input_over_ = true;
-    self->changed_.cancel();
-    if (self->ended_) co_return;
-    self->lost_ = true;
-    self->log(self->reader_.failure().empty()
-                  ? "the link to the master is lost; the agent stops the job's workers on this node"
-                  : "the master sent " + self->reader_.failure() + "; the link is closed");
-    self->line_.close();
+    if (ended_) co_return;
+    lost_ = true;
+    log(reader_.failure().empty()
+            ? "the link to the master is lost; the agent stops the job's workers on this node"
+            : "the master sent " + reader_.failure() + "; the link is closed");
+    line_.close();
     end_both_directions(input);
     // A scheduler may have stopped the agent. Its keeper passes the signal on, and wakes it.
-    self->agent_->terminate();
+    agent_->terminate();
   }
 
-  static Awaitable<> carry_output(std::shared_ptr<DaemonSession> self) {
-    const bool all = co_await self->line_.carry(DaemonFrame::kOutput, self->agent_->socket());
-    if (all) (void)co_await self->line_.send(daemon_frame(DaemonFrame::kOutputEnd, {}));
-    if (!all) self->line_.close();
-    self->output_over_ = true;
-    self->changed_.cancel();
+  Awaitable<> carry_output() {
+    const bool all = co_await line_.carry(DaemonFrame::kOutput, agent_->socket());
+    if (all) (void)co_await line_.send(daemon_frame(DaemonFrame::kOutputEnd, {}));
+    if (!all) line_.close();
   }
 
   /// Keeps the agent's errors for the log when the master is gone.
-  static Awaitable<> carry_errors(std::shared_ptr<DaemonSession> self) {
+  Awaitable<> carry_errors() {
     std::array<char, 4096> buffer;
-    while (!self->stop_errors_) {
-      const auto [error, size] =
-          co_await self->agent_->errors().async_read_some(asio::buffer(buffer), kUseTuple);
-      if (size > 0) co_await self->pass_errors({buffer.data(), size});
+    while (!stop_errors_) {
+      const auto [error, size] = co_await agent_->errors().async_read_some(asio::buffer(buffer), kUseTuple);
+      if (size > 0) co_await pass_errors({buffer.data(), size});
       if (error) break;
     }
-    self->errors_over_ = true;
-    self->changed_.cancel();
   }
 
   Awaitable<> pass_errors(std::string_view bytes) {
@@ -170,18 +160,16 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   Awaitable<> see_it_out() {
     const remote::ChannelEnd end = co_await agent_->end();
     flush_.expires_after(kFlushTime);
-    flush_.async_wait([self = shared_from_this()](const error_code& error) {
-      if (!error) self->line_.close();
+    flush_.async_wait([this](const error_code& error) {
+      if (!error) line_.close();
     });
-    while (!output_over_)
-      co_await changed_.async_wait(kUseTuple);
+    co_await output_.all_ends();
     // A process that survives the agent may hold its stderr, so read what is there and do not wait for end of
     // file.
     stop_errors_ = true;
     error_code error;
     agent_->errors().cancel(error);
-    while (!errors_over_)
-      co_await changed_.async_wait(kUseTuple);
+    co_await errors_.all_ends();
     agent_->errors().non_blocking(true, error);
     std::array<char, 4096> buffer;
     for (std::size_t taken = 0; !error && taken < kLastErrors;) {
@@ -196,8 +184,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     (void)co_await line_.send(daemon_ended(status));
     // The master closes the link after this frame. A side that closes before it has read everything resets
     // the connection, and drops what was not sent yet.
-    while (!input_over_)
-      co_await changed_.async_wait(kUseTuple);
+    co_await input_.all_ends();
     flush_.cancel();
   }
 
@@ -209,10 +196,9 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   DaemonFrameReader reader_{DaemonFrameReader::FrameSender::kMaster};
   std::unique_ptr<remote::Channel> agent_;
   remote::TailLines last_lines_;
-  asio::steady_timer changed_;  ///< never expires; cancelled when one of the next three becomes true
-  bool input_over_ = false;
-  bool output_over_ = false;
-  bool errors_over_ = false;
+  TaskGroup input_;  ///< the tasks that carry the streams
+  TaskGroup output_;
+  TaskGroup errors_;
   asio::steady_timer flush_;
   bool stop_errors_ = false;
   bool lost_ = false;   ///< the link ended before the agent
@@ -235,9 +221,9 @@ constexpr int kSignals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
   close_descriptors(link + 1, ~0U);
   asio::io_context loop(1);
   peer.stream->move_to(loop.get_executor());
-  auto session = std::make_shared<DaemonSession>(loop.get_executor(), std::move(peer.stream), std::move(name),
-                                                 std::move(peer.who.job), std::move(agent));
-  asio::co_spawn(loop, DaemonSession::run(std::move(session)), [&loop](const std::exception_ptr& failure) {
+  DaemonSession session(loop.get_executor(), std::move(peer.stream), std::move(name), std::move(peer.who.job),
+                        std::move(agent));
+  asio::co_spawn(loop, session.run(), [&loop](const std::exception_ptr& failure) {
     loop.stop();
     if (failure) std::terminate();
   });

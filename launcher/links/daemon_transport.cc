@@ -22,12 +22,8 @@ Awaitable<error_code> DaemonLine::send(std::string frame) {
     co_await free_.async_wait(kUseTuple);
   if (broken_) co_return broken_;
   busy_ = true;
-  std::string_view rest(frame);
-  while (!rest.empty() && !broken_) {
-    const auto [error, size] = co_await stream_->write_some(asio::buffer(rest));
-    rest.remove_prefix(size);
-    if (error && !broken_) broken_ = error;
-  }
+  const error_code error = co_await rendezvous::write_line(*stream_, std::move(frame));
+  if (!broken_) broken_ = error;
   busy_ = false;
   free_.cancel();
   co_return broken_;
@@ -43,12 +39,10 @@ Awaitable<bool> DaemonLine::carry(DaemonFrame kind, LocalSocket& socket) {
   for (;;) {
     const auto [waited] = co_await socket.async_wait(LocalSocket::wait_read, kUseTuple);
     if (waited) co_return true;
-    std::string frame(kDaemonFrameHead + kMaxDaemonPayload, '\0');
-    const auto [error, size] = co_await socket.async_read_some(
-        asio::buffer(frame.data() + kDaemonFrameHead, kMaxDaemonPayload), kUseTuple);
+    std::string bytes(kMaxDaemonPayload, '\0');
+    const auto [error, size] = co_await socket.async_read_some(asio::buffer(bytes), kUseTuple);
     if (error) co_return true;
-    frame.resize(kDaemonFrameHead + size);
-    write_daemon_head(kind, size, frame.data());
+    std::string frame = daemon_frame(kind, std::string_view(bytes).substr(0, size));
     const error_code failed = co_await send(std::move(frame));
     if (failed) co_return false;
   }
