@@ -1,5 +1,6 @@
 #include "launcher/links/join_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/text.h"
@@ -58,32 +59,21 @@ std::optional<LinkAnswer> JoinTable::unfit(const LinkHello& hello) const {
 }
 
 /// Returns whether the holder keeps its slot against `peer`.
-bool JoinTable::holds(const JoinSlot& slot, const JoiningPeer& peer, Time now) const {
+bool JoinTable::holds(int rank, const JoiningPeer& peer, Time now, const LastHeard& last_heard) const {
+  const JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
   if (!slot.live) return false;
   // A waiting node has no heartbeats. The next process of its own machine takes its slot.
-  if (slot.waiting) return slot.holder.name != peer.name;
-  return now - slot.heard < kFresh;
+  if (!slot.opened) return slot.holder.name != peer.name;
+  return now - std::max(*slot.opened, last_heard(rank)) < kFresh;
 }
 
-std::vector<int> JoinTable::about(const LinkHello& hello, const JoiningPeer& peer) const {
-  std::vector<int> ranks;
-  if (hello.rank) {
-    if (*hello.rank > 0 && *hello.rank < terms_.nodes) ranks.push_back(*hello.rank);
-  } else if (unused_ < slots_.size()) {
-    const auto had = had_.find(peer.name);
-    if (had != had_.end()) ranks.assign(had->second.begin(), had->second.end());
-  } else {
-    for (int rank = 1; rank < terms_.nodes; ++rank)
-      ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-std::optional<int> JoinTable::free_slot(const JoiningPeer& peer, Time now) const {
+std::optional<int> JoinTable::free_slot(const JoiningPeer& peer, Time now,
+                                        const LastHeard& last_heard) const {
   // Several nodes may run on one machine, so a waiting slot of that machine may belong to another node.
   const auto is_free = [&](int rank) {
     const JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
-    return slot.incarnation != 0 && !slot.waiting && !holds(slot, peer, now);
+    const bool waits = slot.live && !slot.opened;
+    return slot.incarnation != 0 && !waits && !holds(rank, peer, now, last_heard);
   };
   if (const auto had = had_.find(peer.name); had != had_.end()) {
     for (const int rank : had->second) {
@@ -97,13 +87,14 @@ std::optional<int> JoinTable::free_slot(const JoiningPeer& peer, Time now) const
   return std::nullopt;
 }
 
-JoinTable::Decision JoinTable::join(const LinkHello& hello, const JoiningPeer& peer, Time now) {
+JoinTable::Decision JoinTable::join(const LinkHello& hello, const JoiningPeer& peer, Time now,
+                                    const LastHeard& last_heard) {
   Decision decision;
   if (auto refusal = unfit(hello)) {
     decision.answer = std::move(*refusal);
     return decision;
   }
-  const auto rank = hello.rank ? hello.rank : free_slot(peer, now);
+  const auto rank = hello.rank ? hello.rank : free_slot(peer, now, last_heard);
   if (!rank) {
     decision.answer = refused(LinkRefusal::kFull, "all " + std::to_string(terms_.nodes) +
                                                       " nodes of the job have joined already; start no more "
@@ -111,7 +102,7 @@ JoinTable::Decision JoinTable::join(const LinkHello& hello, const JoiningPeer& p
     return decision;
   }
   JoinSlot& slot = slots_[static_cast<std::size_t>(*rank)];
-  if (holds(slot, peer, now)) {
+  if (holds(*rank, peer, now, last_heard)) {
     decision.answer =
         refused(LinkRefusal::kTaken, "node rank " + std::to_string(*rank) + " has already joined, from " +
                                          slot.holder.address + "; give each node its own --node-rank");
@@ -119,7 +110,7 @@ JoinTable::Decision JoinTable::join(const LinkHello& hello, const JoiningPeer& p
   }
   DDP_REQUIRE(*rank > 0 && *rank < terms_.nodes, *rank, terms_.nodes);  // 0 is the master's own
   decision.displaces = slot.live;
-  slot = JoinSlot{peer, ++incarnations_, true, true, now};
+  slot = JoinSlot{peer, ++incarnations_, true};
   had_[peer.name].insert(*rank);
   while (unused_ < slots_.size() && slots_[unused_].incarnation != 0)
     ++unused_;
@@ -130,19 +121,12 @@ JoinTable::Decision JoinTable::join(const LinkHello& hello, const JoiningPeer& p
 }
 
 void JoinTable::opened(int rank, Time now) {
-  JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
-  slot.waiting = false;
-  slot.heard = now;
-}
-
-void JoinTable::update_last_heard(int rank, Time when) {
-  JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
-  if (when > slot.heard) slot.heard = when;
+  slots_[static_cast<std::size_t>(rank)].opened = now;
 }
 
 void JoinTable::ended(int rank, std::size_t incarnation) {
   JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
-  if (slot.incarnation == incarnation) slot.live = slot.waiting = false;
+  if (slot.incarnation == incarnation) slot.live = false;
 }
 
 }  // namespace ddp::launcher

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -21,14 +22,13 @@ std::optional<int> join_host_rank(std::string_view name);
 
 /// Assigns the slots of a job whose nodes join by themselves (per-node mode). Node 0 is the master's own.
 /// Sans-IO. The driver's duties:
-///   1. Before `join`, call `update_last_heard` for the live links of the slots that `about` returns: a link
-///      that was silent for kFresh loses its slot.
-///   2. Act on the answer: send a refusal to the node; if `displaces`, end the node's older link.
-///   3. Give the slot to the link only if it `is_latest` when the answer has been sent.
-///   4. Call `opened` when the node's link carries heartbeats, and `ended` when that incarnation has ended.
+///   1. Act on the answer: send a refusal to the node; if `displaces`, end the node's older link.
+///   2. Give the slot to the link only if it `is_latest` when the answer has been sent.
+///   3. Call `opened` when the node's link carries heartbeats, and `ended` when that incarnation has ended.
 class JoinTable {
  public:
   using Time = std::chrono::steady_clock::time_point;
+  using LastHeard = std::function<Time(int rank)>;  ///< when the live link of a slot was last heard
   /// Heartbeats come each second. A node that sent none for this long loses its slot to one that joins.
   static constexpr std::chrono::seconds kFresh{3};
 
@@ -52,13 +52,12 @@ class JoinTable {
   explicit JoinTable(JoinTerms terms)
       : terms_(std::move(terms)), slots_(static_cast<std::size_t>(terms_.nodes)) {}
 
-  /// The ranks on which the answer may depend.
-  std::vector<int> about(const rendezvous::LinkHello& hello, const JoiningPeer& peer) const;
   /// Assigns the requested rank. Without a request: the rank that this machine had before, else the lowest
-  /// that was never assigned, else the lowest free one.
-  Decision join(const rendezvous::LinkHello& hello, const JoiningPeer& peer, Time now);
+  /// that was never assigned, else the lowest free one. A link that was silent for kFresh loses its slot;
+  /// `last_heard` is asked for the links that matter, since bytes come far more often than nodes.
+  Decision join(const rendezvous::LinkHello& hello, const JoiningPeer& peer, Time now,
+                const LastHeard& last_heard);
   void opened(int rank, Time now);
-  void update_last_heard(int rank, Time when);
   void ended(int rank, std::size_t incarnation);
   /// Returns whether no other link of this rank has joined since.
   bool is_latest(int rank, std::size_t incarnation) const {
@@ -70,13 +69,12 @@ class JoinTable {
     JoiningPeer holder;  ///< the last holder
     std::size_t incarnation = 0;
     bool live = false;
-    bool waiting = false;  ///< joined, but not opened yet, so without heartbeats
-    Time heard;
+    std::optional<Time> opened{};  ///< unset: it has no heartbeats yet
   };
 
   std::optional<rendezvous::LinkAnswer> unfit(const rendezvous::LinkHello& hello) const;
-  bool holds(const JoinSlot& slot, const JoiningPeer& peer, Time now) const;
-  std::optional<int> free_slot(const JoiningPeer& peer, Time now) const;
+  bool holds(int rank, const JoiningPeer& peer, Time now, const LastHeard& last_heard) const;
+  std::optional<int> free_slot(const JoiningPeer& peer, Time now, const LastHeard& last_heard) const;
 
   JoinTerms terms_;
   std::vector<JoinSlot> slots_;  ///< by rank; the first is the master's own

@@ -42,9 +42,7 @@ class SecureLine::Owned final : public ByteStream {
 };
 
 SecureLine::SecureLine(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream)
-    : stream_(std::move(stream)),
-      over_(loop, Clock::time_point::max()),
-      arrived_(loop, Clock::time_point::max()) {}
+    : stream_(std::move(stream)), changed_(loop, Clock::time_point::max()) {}
 
 std::unique_ptr<ByteStream> SecureLine::stream() {
   return std::make_unique<Owned>(shared_from_this());
@@ -59,7 +57,7 @@ Awaitable<> SecureLine::read_ahead(std::shared_ptr<SecureLine> self) {
     error = failed;
     if (count > 0) self->last_heard_ = Clock::now();
     self->early_.append(buffer.data(), count);
-    self->arrived_.cancel();
+    self->changed_.cancel();
   }
   self->reading_ahead_ = false;
   if (error) self->finish(error);
@@ -70,7 +68,7 @@ Awaitable<ByteStream::Transferred> SecureLine::read_some(asio::mutable_buffer bu
   opened_ = true;
   // A stream has one reader at a time: the read that read_ahead() has begun brings the next bytes.
   while (reading_ahead_ && early_.empty())
-    co_await arrived_.async_wait(kUseTuple);
+    co_await changed_.async_wait(kUseTuple);
   if (!early_.empty()) {
     const std::size_t count = std::min(buffer.size(), early_.size());
     std::memcpy(buffer.data(), early_.data(), count);
@@ -95,8 +93,7 @@ void SecureLine::finish(const error_code& error) {
   if (std::exchange(ended_, true)) return;
   if (error != asio::error::eof && !closed_ && !broken_)
     broken_ = Error{ErrorCode::kLinkLost, error.message(), error.value()};
-  over_.cancel();
-  arrived_.cancel();
+  changed_.cancel();
   if (const auto handler = std::exchange(on_end_, nullptr)) handler();
 }
 
@@ -113,7 +110,7 @@ SecureChannel::SecureChannel(const asio::any_io_executor& loop, std::unique_ptr<
       address_(std::move(address)) {}
 
 Awaitable<remote::ChannelEnd> SecureChannel::end() {
-  const bool over = co_await wait_until(line_->over_, [this] { return line_->ended_; });
+  const bool over = co_await wait_until(line_->changed_, [this] { return line_->ended_; });
   if (!over) co_return remote::ChannelEnd{std::nullopt, Error{ErrorCode::kCancelled, "cancelled", 0}};
   co_return remote::ChannelEnd{std::nullopt, line_->broken_};
 }
@@ -127,15 +124,14 @@ struct JoinTransport::ListenerState : std::enable_shared_from_this<JoinTransport
     std::vector<asio::steady_timer*> awaited_by;  ///< open() calls; cancelled when the node has joined
   };
 
-  ListenerState(const asio::any_io_executor& executor, Options chosen)
+  ListenerState(const asio::any_io_executor& executor, const Options& options)
       : loop(executor),
-        options(std::move(chosen)),
         where(options.port.where + options.reach),
         table(options.terms),
         slots(static_cast<std::size_t>(options.terms.nodes)),
         silence(executor, kSilence) {}
 
-  Result<> start();
+  Result<> start(rendezvous::SecureAcceptorOptions port);
   void stop();
   static Awaitable<> answer(std::shared_ptr<ListenerState> shared, JoinedPeer peer);
   JoinTable::Decision decide(const JoinedPeer& peer);
@@ -143,23 +139,19 @@ struct JoinTransport::ListenerState : std::enable_shared_from_this<JoinTransport
   void report_awaited_nodes();
 
   asio::any_io_executor loop;
-  Options options;
   std::string where;  ///< of the port, with the advice
   JoinTable table;
   std::vector<LinkSlot> slots;  ///< by rank
   std::shared_ptr<rendezvous::SecureAcceptor> acceptor;
-  std::function<void(const std::string&)> note;  ///< passes a line to the user
+  std::function<void(const std::string&)> note = [](const std::string&) {};  ///< passes a line to the user
   std::string last_refusal;
   asio::steady_timer silence;
   bool stopped = false;
 };
 
-Result<> JoinTransport::ListenerState::start() {
-  rendezvous::SecureAcceptorOptions port = std::move(options.port);
+Result<> JoinTransport::ListenerState::start(rendezvous::SecureAcceptorOptions port) {
   port.limits.waiting = std::max(port.limits.waiting, std::min(slots.size(), kMostAtOnce));
-  note = [this, notify = port.on_note](const std::string& line) {
-    if (!stopped && notify) notify(line);
-  };
+  if (port.on_note) note = std::move(port.on_note);
   port.on_joined = [weak = weak_from_this()](JoinedPeer peer) {
     const auto shared = weak.lock();
     if (shared && !shared->stopped) spawn(shared->loop, answer(shared, std::move(peer)));
@@ -172,7 +164,8 @@ Result<> JoinTransport::ListenerState::start() {
   };
   acceptor = DDP_TRY(rendezvous::SecureAcceptor::start(loop, std::move(port)));
   silence.async_wait([weak = weak_from_this()](const error_code& cancelled) {
-    if (const auto shared = weak.lock(); shared && !cancelled) shared->report_awaited_nodes();
+    const auto shared = weak.lock();
+    if (shared && !cancelled && !shared->stopped) shared->report_awaited_nodes();
   });
   return {};
 }
@@ -215,12 +208,11 @@ Awaitable<> JoinTransport::ListenerState::answer(std::shared_ptr<ListenerState> 
 
 JoinTable::Decision JoinTransport::ListenerState::decide(const JoinedPeer& peer) {
   const JoinTable::JoiningPeer node{peer.who.node, peer.address.to_string()};
-  // The table learns only here when links were last heard: bytes come far more often than nodes.
-  for (const int rank : table.about(peer.hello, node)) {
-    if (const auto line = slots[static_cast<std::size_t>(rank)].line.lock(); line && !line->ended())
-      table.update_last_heard(rank, line->last_heard());
-  }
-  JoinTable::Decision decision = table.join(peer.hello, node, Clock::now());
+  const auto last_heard = [this](int rank) {
+    const auto line = slots[static_cast<std::size_t>(rank)].line.lock();
+    return line ? line->last_heard() : Clock::time_point::min();
+  };
+  JoinTable::Decision decision = table.join(peer.hello, node, Clock::now(), last_heard);
   if (!decision.answer.rank) {
     last_refusal = one_line(node.address + " (" + node.name + ") was refused: " + decision.answer.text);
     acceptor->note(decision.answer.refusal, node.address, last_refusal);
@@ -254,8 +246,8 @@ void JoinTransport::ListenerState::take_slot(JoinedPeer peer, const JoinTable::D
 
 Result<std::unique_ptr<JoinTransport>> JoinTransport::make(const asio::any_io_executor& loop,
                                                            Options options) {
-  auto shared = std::make_shared<ListenerState>(loop, std::move(options));
-  DDP_TRY(shared->start());
+  auto shared = std::make_shared<ListenerState>(loop, options);
+  DDP_TRY(shared->start(std::move(options.port)));
   return std::unique_ptr<JoinTransport>(new JoinTransport(std::move(shared)));
 }
 

@@ -24,7 +24,7 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
 
   SecureLine(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream);
   /// Reads ahead until the owner reads, so that the end of a node that waits is noticed.
-  void watch() { spawn(arrived_.get_executor(), read_ahead(shared_from_this())); }
+  void watch() { spawn(changed_.get_executor(), read_ahead(shared_from_this())); }
   /// The stream for the owner. As on a socket, every end is an end of file; the channel's end() knows more.
   std::unique_ptr<ByteStream> stream();
 
@@ -48,8 +48,7 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
   void finish(const error_code& error);
 
   std::unique_ptr<ByteStream> stream_;
-  asio::steady_timer over_;     ///< never expires; cancelled at the end
-  asio::steady_timer arrived_;  ///< never expires; cancelled when read_ahead() has read or has ended
+  asio::steady_timer changed_;  ///< never expires; cancelled at the end, and when read_ahead() has read
   std::string early_;           ///< read ahead
   std::function<void()> on_end_;
   std::optional<Error> broken_;  ///< why the stream ended, unless it ended cleanly
