@@ -3,7 +3,6 @@
 #include "remote/bootstrap/bootstrap.h"
 
 #include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <utility>
 
@@ -17,14 +16,11 @@ namespace {
 constexpr std::size_t kLongestShownLine = 400;
 constexpr std::size_t kLongestVersion = 64;
 
-bool is_version_byte(char c) {
-  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '+' ||
-         c == '-' || c == '_' || c == '~';
-}
-
 bool is_version(std::string_view text) {
+  constexpr std::string_view kCharacters =
+      "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.+-_~";
   return !text.empty() && text.size() <= kLongestVersion &&
-         std::all_of(text.begin(), text.end(), is_version_byte);
+         text.find_first_not_of(kCharacters) == std::string_view::npos;
 }
 
 std::string printable(std::string_view line) {
@@ -34,13 +30,11 @@ std::string printable(std::string_view line) {
 }
 
 std::optional<AgentHello> parse_hello(std::string_view words) {
-  AgentHello hello;
-  const char* end = words.data() + words.size();
-  const auto [after, error] = std::from_chars(words.data(), end, hello.protocol);
-  if (error != std::errc{} || hello.protocol < 1 || after == end || *after != ' ') return std::nullopt;
-  hello.version.assign(after + 1, end);
-  if (!is_version(hello.version)) return std::nullopt;
-  return hello;
+  const std::size_t space = std::min(words.find(' '), words.size());
+  const auto protocol = parse_number<int>(words.substr(0, space));
+  const std::string_view version = words.substr(std::min(space + 1, words.size()));
+  if (!protocol || *protocol < 1 || !is_version(version)) return std::nullopt;
+  return AgentHello{*protocol, std::string(version)};
 }
 
 std::string install_advice() {
@@ -51,7 +45,7 @@ std::string install_advice() {
 
 std::string hello_line(const AgentHello& hello) {
   DDP_REQUIRE(hello.protocol > 0 && is_version(hello.version), hello.protocol, hello.version);
-  return std::string(kHelloPrefix) + std::to_string(hello.protocol) + " " + hello.version + "\n";
+  return concat(kHelloPrefix, hello.protocol, ' ', hello.version, '\n');
 }
 
 void TailLines::finish_line() {
@@ -170,14 +164,11 @@ void Bootstrap::damage(std::string_view line) {
 
 void Bootstrap::read_need(std::string_view words) {
   asked_ = true;
-  while (!words.empty()) {
-    const std::string_view word = words.substr(0, words.find(' '));
-    words.remove_prefix(std::min(words.size(), word.size() + 1));
-    if (need_.machine.empty()) {
+  for (const std::string_view word : split_at_blanks(words)) {
+    if (need_.machine.empty())
       need_.machine = printable(word);
-      continue;
-    }
-    need_.attempts.push_back(leading_number<int>(word).value_or(0));
+    else
+      need_.attempts.push_back(leading_number<int>(word).value_or(0));
   }
   state_ = State::kNeed;
 }
@@ -450,12 +441,16 @@ fail "no place to put it: ${why#; }"
 
 constexpr std::string_view kInstalled = "exec \"$i\" --stdio";
 
-/// The arguments of --fits. They are letters, digits and a few signs, so they need no quoting.
-std::string fits_text(const AgentWanted& wanted) {
-  std::string words = std::to_string(wanted.hello.protocol) + " " + wanted.hello.version;
+std::string keys_text(const AgentWanted& wanted) {
+  std::string words;
   for (const std::string& key : wanted.keys)
     words += " " + key;
   return words;
+}
+
+/// The arguments of --fits. They are letters, digits and a few signs, so they need no quoting.
+std::string fits_text(const AgentWanted& wanted) {
+  return concat(wanted.hello.protocol, ' ', wanted.hello.version, keys_text(wanted));
 }
 
 std::string replaced(std::string_view text, std::string_view mark, std::string_view value) {
@@ -494,10 +489,7 @@ std::vector<std::string> with_safe(const std::string& path, const std::string& s
 
 std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew) {
   if (anew) return {"sh", "-c", std::string(kNeed), wanted.path};
-  std::string keys;
-  for (const std::string& key : wanted.keys)
-    keys += " " + key;
-  std::string script = replaced(kFirstLookup, "@KEYS@", keys).append(kNeed);
+  std::string script = replaced(kFirstLookup, "@KEYS@", keys_text(wanted)).append(kNeed);
   script = replaced(script, "@FITS@", fits_text(wanted));
   script = replaced(script, "@TRAIN@", wanted.train ? "program \"$b\" && " : "");
   return with_safe(wanted.path, script);

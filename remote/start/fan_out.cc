@@ -122,22 +122,18 @@ struct FanOut::Start {
         host(std::move(target)),
         options(settings),
         over_ssh(settings.ssh_localhost || !is_localhost(host)),
-        // Not to a plain child of this machine, which uses the agent beside this program. A wrapper may lead
-        // into a container, which has other files.
-        may_push(settings.bundle != nullptr &&
-                 ((over_ssh && !settings.remote_is_here) || !host.wrapper.empty())),
-        lookup(lookup_for(host, settings, over_ssh, may_push)),
+        lookup(lookup_for(host, settings, over_ssh)),
         intermediary(intermediary_of(host, over_ssh ? remote.intermediary() : nullptr)),
         boot(host.name, settings.argv.at(0), lookup, intermediary),
-        drained(loop, std::chrono::steady_clock::time_point::max()),
-        sent(loop, std::chrono::steady_clock::time_point::max()) {}
+        draining(loop),
+        sending(loop) {}
 
-  static Bootstrap::Lookup lookup_for(const Host& host, const FanOutOptions& settings, bool over_ssh,
-                                      bool push) {
-    if (push) return Bootstrap::Lookup::kPush;
+  static Bootstrap::Lookup lookup_for(const Host& host, const FanOutOptions& settings, bool over_ssh) {
     const bool child = !over_ssh || settings.remote_is_here;
-    // A plain child on this machine needs no shell to find the program.
-    return child && host.wrapper.empty() ? Bootstrap::Lookup::kNone : Bootstrap::Lookup::kGiven;
+    // A plain child of this machine uses the agent beside this program, and needs no shell to find it. A
+    // wrapper may lead into a container, which has other files.
+    if (child && host.wrapper.empty()) return Bootstrap::Lookup::kNone;
+    return settings.bundle ? Bootstrap::Lookup::kPush : Bootstrap::Lookup::kGiven;
   }
   static std::string intermediary_of(const Host& host, const char* reader) {
     if (host.wrapper.empty()) return reader != nullptr ? reader : "its shell";
@@ -171,7 +167,6 @@ struct FanOut::Start {
   Host host;
   const FanOutOptions& options;
   const bool over_ssh;
-  const bool may_push;
   const Bootstrap::Lookup lookup;
   const std::string intermediary;
   Bootstrap boot;
@@ -182,15 +177,13 @@ struct FanOut::Start {
   bool again = false;                 ///< this try failed, and another may succeed at once
   bool closed_early = false;          ///< this try failed, and another may succeed after a pause
   std::string errors;
-  bool draining = false;
+  TaskGroup draining;  ///< drain_errors
   bool stop_draining = false;
-  asio::steady_timer drained;          ///< never expires; cancelled when drain_errors has ended
   std::shared_ptr<const PushSet> set;  ///< files being pushed; empty: none
   std::string script;
   std::size_t pushed = 0;  ///< bytes of files
-  bool sending = false;
+  TaskGroup sending;       ///< send
   bool stop_sending = false;
-  asio::steady_timer sent;  ///< like drained, for send
 
   void give_up(ErrorCode why) {
     if (given_up) return;
@@ -306,8 +299,7 @@ Awaitable<Result<StartedAgent>> FanOut::start(std::shared_ptr<Start> start) {
       closed = outcome.error();
       const auto pause = retry.next(random_);
       if (!pause || std::chrono::steady_clock::now() + *pause >= options_.deadline) co_return outcome;
-      asio::steady_timer timer(loop_, *pause);
-      co_await timer.async_wait(kUseTuple);
+      co_await pause_for(loop_, *pause);
       if (start->given_up) co_return start->reason_given_up();
     } else if (!start->again) {
       co_return outcome;
@@ -320,26 +312,22 @@ Awaitable<Result<StartedAgent>> FanOut::try_once(std::shared_ptr<Start> start) {
   Transport& transport = start->over_ssh ? remote_ : local_;
   auto opened = co_await transport.open(start->host, start->command(), options_.deadline);
   if (start->given_up) co_return start->reason_given_up();
-  if (!opened && opened.error().code == ErrorCode::kExec && start->host.wrapper.empty()) {
-    // As a shell on another host would report it, so that one text explains both.
-    if (opened.error().sys == ENOENT) co_return start->boot.ended(127);
-    Error error = opened.error();
-    error.code = ErrorCode::kAgentMissing;  // 126 is for workers
-    error.text += "; name the program ddplaunchd with --agent PATH";
-    co_return error;
-  }
   if (!opened && opened.error().code == ErrorCode::kExec) {
+    const bool wrapped = !start->host.wrapper.empty();
     Error error = opened.error();
-    error.code = ErrorCode::kUnreachable;  // no worker failed: the way into the container did
-    error.text += "; it is the program of the wrapper";
+    // As a shell on another host would report it, so that one text explains both.
+    if (!wrapped && error.sys == ENOENT) co_return start->boot.ended(127);
+    // 126 is for workers, and none failed.
+    error.code = wrapped ? ErrorCode::kUnreachable : ErrorCode::kAgentMissing;
+    error.text +=
+        wrapped ? "; it is the program of the wrapper" : "; name the program ddplaunchd with --agent PATH";
     co_return error;
   }
   if (!opened) co_return opened.error();
   start->channel = std::move(*opened);
   if (std::chrono::steady_clock::now() >= options_.deadline) start->given_up = ErrorCode::kTimeout;
 
-  start->draining = true;
-  asio::co_spawn(loop_, drain_errors(start), asio::detached);  // ended and awaited by greet()
+  start->draining.start(drain_errors(start));  // ended and awaited by greet()
   co_return co_await greet(start);
 }
 
@@ -352,8 +340,6 @@ Awaitable<void> FanOut::drain_errors(std::shared_ptr<Start> start) {
     // Cancelling misses a read that has completed and is queued, so a flag is needed as well.
     if (error || start->stop_draining) break;
   }
-  start->draining = false;
-  start->drained.cancel();
 }
 
 Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
@@ -377,19 +363,17 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
       failure = co_await explain_end(start);
     }
   }
-  if (start->sending) {
+  if (start->sending.running()) {
     // The agent sends its hello after it received all files. Only the completion of the last write can be
     // pending.
     start->stop_sending = true;
     error_code ignored;
     start->channel->socket().cancel(ignored);
   }
-  while (start->sending)
-    co_await start->sent.async_wait(kUseTuple);
+  co_await start->sending.all_ends();
   // The reader of stderr must stop before the channel is passed on; the bytes it has read are kept.
   start->stop_draining_errors();
-  while (start->draining)
-    co_await start->drained.async_wait(kUseTuple);
+  co_await start->draining.all_ends();
 
   if (!failure && start->boot.state() == Bootstrap::State::kFailed) failure = start->boot.failure();
   if (!failure && open()) failure = start->reason_given_up();
@@ -409,8 +393,8 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
 /// Sends the requested data while greet() keeps reading: the host may refuse it at any time.
 Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
   // One write at a time: the text of the one before must stay until it is sent.
-  while (start->sending && !start->given_up)
-    co_await start->sent.async_wait(kUseTuple);
+  while (start->sending.running() && !start->given_up)
+    co_await start->sending.one_end();
   if (start->given_up) co_return start->reason_given_up();
   std::string_view bytes;
   if (start->boot.state() == Bootstrap::State::kNeed) {
@@ -439,8 +423,7 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
     bytes = start->set->bytes[file];
     start->pushed += bytes.size();
   }
-  start->sending = true;
-  asio::co_spawn(start->sent.get_executor(), send(start, bytes), asio::detached);  // awaited by greet()
+  start->sending.start(send(start, bytes));  // awaited by greet()
   start->boot.advance();
   co_return std::nullopt;
 }
@@ -467,8 +450,6 @@ Awaitable<void> FanOut::send(std::shared_ptr<Start> start, std::string_view byte
     bytes.remove_prefix(size);
     if (error) break;  // the reader of the link sees the end as well, and knows why
   }
-  start->sending = false;
-  start->sent.cancel();
 }
 
 Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
@@ -480,8 +461,7 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   // All of stderr is in the socket by this time. Read it without waiting for end of file, which a grandchild
   // may delay.
   start->stop_draining_errors();
-  while (start->draining)
-    co_await start->drained.async_wait(kUseTuple);
+  co_await start->draining.all_ends();
   error_code error;
   start->channel->errors().non_blocking(true, error);
   std::array<char, 4096> buffer;

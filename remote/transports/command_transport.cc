@@ -281,33 +281,36 @@ class ChildChannel final : public Channel {
 }  // namespace
 
 Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, ChildCommand command) {
-  auto stdio = make_socket_pair(0);
-  if (!stdio) return within(command.host, stdio.error());
-  auto errors = make_socket_pair(0);
-  if (!errors) return within(command.host, errors.error());
-
-  auto process = run(command, stdio->theirs.get(), errors->theirs.get());
-  if (!process) return within(command.host, process.error());
-  stdio->theirs.reset();
-  errors->theirs.reset();
-  auto child = std::make_shared<Child>(loop, std::move(*process), command.kind);
+  const bool relays = command.kind == ChildCommand::Kind::kSshClient;
+  auto stdio = DDP_TRY(within(command.host, make_socket_pair(0)));
+  auto errors = DDP_TRY(within(command.host, make_socket_pair(0)));
+  SocketPair relay;
+  if (relays) relay = DDP_TRY(within(command.host, make_socket_pair(0)));
+  auto process = DDP_TRY(within(command.host, run(command, stdio.theirs.get(), errors.theirs.get())));
+  stdio.theirs.reset();
+  errors.theirs.reset();
+  auto child = std::make_shared<Child>(loop, std::move(process), command.kind);
   child->watch();
-  if (command.kind == ChildCommand::Kind::kSshClient) {
-    auto relay = make_socket_pair(0);
-    if (!relay) {
-      child->drop(false);
-      return within(command.host, relay.error());
-    }
-    child->relay_errors(std::move(errors->ours), std::move(relay->theirs));
-    errors->ours = std::move(relay->ours);
-  }
-  auto stdio_socket = as_socket(loop, std::move(stdio->ours));
-  if (!stdio_socket) return within(command.host, stdio_socket.error());
-  auto error_socket = as_socket(loop, std::move(errors->ours));
-  if (!error_socket) return within(command.host, error_socket.error());
+  if (relays) child->relay_errors(std::move(errors.ours), std::move(relay.theirs));
+  auto stdio_socket = DDP_TRY(within(command.host, as_socket(loop, std::move(stdio.ours))));
+  auto error_socket =
+      DDP_TRY(within(command.host, as_socket(loop, std::move(relays ? relay.ours : errors.ours))));
   return std::unique_ptr<Channel>(std::make_unique<ChildChannel>(
-      std::move(command), std::move(child), std::move(*stdio_socket), std::move(*error_socket)));
+      std::move(command), std::move(child), std::move(stdio_socket), std::move(error_socket)));
 }
+
+namespace {
+
+/// Starts a client that carries a command of another host. Returns kUnreachable with `advice` if it cannot be
+/// executed: no worker failed, but the way to the host.
+Result<std::unique_ptr<Channel>> open_client(const asio::any_io_executor& loop, ChildCommand command,
+                                             std::string_view advice) {
+  auto channel = open_child(loop, std::move(command));
+  if (channel || channel.error().code != ErrorCode::kExec) return channel;
+  return Error{ErrorCode::kUnreachable, concat(channel.error().text, advice), channel.error().sys};
+}
+
+}  // namespace
 
 std::vector<std::string> CommandTransport::command_line(const CommandTransportOptions& options,
                                                         const Route& route, const Host& host,
@@ -397,14 +400,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> CommandTransport::open_through(Route
   command.advice = route.advice + "; ddplaunch never prompts; run \"" + by_hand(options_, host) +
                    " true\" in a terminal to see whether ssh asks for a passphrase (then run ssh-add first), "
                    "a password, or a host key";
-  auto channel = open_child(loop_, std::move(command));
-  if (!channel && channel.error().code == ErrorCode::kExec) {
-    Error error = channel.error();
-    error.code = ErrorCode::kUnreachable;  // no worker failed: the way to the host did
-    error.text += "; it is the program of --ssh-command";
-    co_return error;
-  }
-  co_return channel;
+  co_return open_client(loop_, std::move(command), "; it is the program of --ssh-command");
 }
 
 namespace {
@@ -469,13 +465,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SrunTransport::open(Host host, std::
                                                                 Deadline) {
   ChildCommand command{host.name, command_line(host, argv), ChildCommand::Kind::kSshClient};
   command.unset.assign(std::begin(kOfTheJob), std::end(kOfTheJob));
-  auto channel = open_child(loop_, std::move(command));
-  if (!channel && channel.error().code == ErrorCode::kExec) {
-    Error error = channel.error();
-    error.code = ErrorCode::kUnreachable;  // no worker failed: the way to the host did
-    co_return error;
-  }
-  co_return channel;
+  co_return open_client(loop_, std::move(command), "");
 }
 
 }  // namespace ddp::remote
