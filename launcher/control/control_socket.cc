@@ -4,13 +4,11 @@
 
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -28,6 +26,12 @@
 
 namespace ddp::launcher {
 namespace {
+
+namespace http = boost::beast::http;
+using Local = asio::local::stream_protocol;
+
+/// sun_path has 108 bytes with its end (unix(7)).
+constexpr std::size_t kMostPath = 107;
 
 /// Directory of the sockets in that of the user below TMPDIR.
 constexpr std::string_view kRunDirectory = "run";
@@ -67,15 +71,13 @@ Result<std::string> socket_directory() {
 Result<ControlSocket> ControlSocket::bind(const std::string& name) {
   const std::string directory = DDP_TRY(socket_directory());
   const std::string path = directory + '/' + name + ".sock";
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) return system_error(ENAMETOOLONG, path);
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  if (path.size() > kMostPath) return system_error(ENAMETOOLONG, path);
+  const Local::endpoint address(path);
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return system_error(errno, "socket");
   ::unlink(path.c_str());  // the names of runs are unique, so nobody listens there
-  const auto* const name_of_socket = reinterpret_cast<const sockaddr*>(&address);
-  for (int tries = 1; ::bind(fd.get(), name_of_socket, sizeof address) != 0; ++tries) {
+  const auto size = static_cast<socklen_t>(address.size());
+  for (int tries = 1; ::bind(fd.get(), address.data(), size) != 0; ++tries) {
     if (errno != ENOENT || tries == kMostTries) return system_error(errno, path);
     // Another job that ended has removed the empty directory.
     DDP_TRY(socket_directory());
@@ -101,9 +103,6 @@ ControlSocket::~ControlSocket() {
 }
 
 namespace {
-
-namespace http = boost::beast::http;
-using Local = asio::local::stream_protocol;
 
 struct Exchange {
   Local::socket socket;
@@ -136,8 +135,7 @@ struct Exchange {
 
 Result<std::string> ask_job(const std::string& socket, const std::string& method, const std::string& target,
                             std::chrono::milliseconds limit, std::string body) {
-  // sun_path has 108 bytes with its end (unix(7)).
-  if (socket.empty() || socket.size() > 107)
+  if (socket.empty() || socket.size() > kMostPath)
     return Error{ErrorCode::kUnreachable, "it has no control socket"};
   asio::io_context loop(1);
   Exchange exchange{Local::socket(loop), {http::string_to_verb(method), target, 11, std::move(body)}};
@@ -149,7 +147,7 @@ Result<std::string> ask_job(const std::string& socket, const std::string& method
   if (!loop.stopped()) {  // the task must end before its objects
     error_code ignored;
     exchange.socket.close(ignored);
-    Result<std::string> late = Error{ErrorCode::kTimeout, "its ddplaunch does not answer"};
+    const Error late = exchange.reply.error();
     loop.run();
     return late;
   }
@@ -157,9 +155,6 @@ Result<std::string> ask_job(const std::string& socket, const std::string& method
 }
 
 namespace {
-
-namespace http = boost::beast::http;
-using Local = asio::local::stream_protocol;
 
 constexpr std::chrono::seconds kClientTime{5};
 constexpr HttpServer::Limits kLimits{16, kClientTime, 64u << 10};

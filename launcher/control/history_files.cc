@@ -95,11 +95,9 @@ std::optional<std::string> read_lines(const std::string& path, uid_t writer) {
 
 std::string own_file(const std::string& directory, bool older) {
   std::string machine = host_name().substr(0, kMachineBytes);
-  for (char& c : machine) {
-    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                       c == '.' || c == '-' || c == '_';
-    if (!plain) c = '_';
-  }
+  constexpr std::string_view kPlain = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-_";
+  std::ranges::replace_if(
+      machine, [&](char c) { return kPlain.find(c) == std::string_view::npos; }, '_');
   return directory + '/' + std::to_string(::geteuid()) + '.' + machine +
          (older ? std::string(1, kOlder) : "") + std::string(kHistorySuffix);
 }

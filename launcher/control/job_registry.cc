@@ -63,9 +63,13 @@ std::vector<std::string> texts_of(const OrderedJson& json, const char* key) {
   return texts;
 }
 
+/// Returns no object if the file has none. A FIFO in its place does not block.
+OrderedJson parse_file(const std::string& path, std::size_t limit, int flags = 0) {
+  return OrderedJson::parse(read_start(path, limit, flags | O_NONBLOCK), nullptr, false);
+}
+
 std::optional<JobEntry> read_entry(const fs::path& file) {
-  const OrderedJson json =
-      OrderedJson::parse(read_start(file.string(), kEntryBytes, O_NOFOLLOW | O_NONBLOCK), nullptr, false);
+  const OrderedJson json = parse_file(file.string(), kEntryBytes, O_NOFOLLOW);
   if (!json.is_object()) return {};
   JobEntry job{
       file.stem().string(),    text_of(json, "job"),     text_of(json, "directory"), text_of(json, "host"), 0,
@@ -199,8 +203,7 @@ Result<> register_job(const JobRegistration& where, const JobEntry& entry) {
 }
 
 Result<> mark_cleaned(const JobEntry& job, const std::string& time) {
-  OrderedJson json =
-      OrderedJson::parse(read_start(job.file, kEntryBytes, O_NOFOLLOW | O_NONBLOCK), nullptr, false);
+  OrderedJson json = parse_file(job.file, kEntryBytes, O_NOFOLLOW);
   if (!json.is_object()) return Error{ErrorCode::kUsage, job.file + " is no entry of a job"};
   json["cleaned"] = time;
   const std::string fresh = job.file + ".new";  // without the suffix of an entry
@@ -308,8 +311,7 @@ Result<JobEntry> find_job(const std::vector<JobEntry>& jobs, std::string_view id
 }
 
 OrderedJson read_report(const std::string& directory) {
-  OrderedJson report =
-      OrderedJson::parse(read_start(directory + "/report.json", kReportBytes, O_NONBLOCK), nullptr, false);
+  OrderedJson report = parse_file(directory + "/report.json", kReportBytes);
   return report.is_object() ? report : OrderedJson::object();
 }
 
@@ -363,7 +365,6 @@ Result<> wait_for_end(const JobEntry& job) {
 
 namespace {
 
-namespace fs = std::filesystem;
 using Time = std::chrono::nanoseconds;  // of CLOCK_REALTIME
 
 constexpr std::chrono::hours kMostAge{30 * 24};
@@ -390,6 +391,12 @@ Time time_of(const std::string& path) {
   return std::chrono::seconds(found.st_mtim.tv_sec) + std::chrono::nanoseconds(found.st_mtim.tv_nsec);
 }
 
+/// Returns when a job last wrote a file in its directory.
+Time last_written(const fs::path& directory) {
+  return std::max({time_of(directory / "run.lock"), time_of(directory / "report.json"),
+                   time_of(directory / "events.jsonl"), time_of(directory / "ddplaunch.log")});
+}
+
 std::uintmax_t size_of(const fs::path& directory) {
   std::uintmax_t size = 0;
   for (const fs::path& path : list_directory(directory)) {
@@ -410,9 +417,7 @@ std::vector<KeptJob> jobs_in(const std::string& jobs_directory) {
   std::map<std::string, KeptJob> jobs;
   for (JobEntry& entry : read_jobs({jobs_directory})) {
     KeptJob& job = jobs[entry.name];
-    job.ended =
-        std::max({time_of(entry.file), time_of(entry.directory + "/report.json"),
-                  time_of(entry.directory + "/events.jsonl"), time_of(entry.directory + "/ddplaunch.log")});
+    job.ended = std::max(time_of(entry.file), last_written(entry.directory));
     job.entry = std::move(entry);
   }
   std::error_code ignored;
@@ -422,8 +427,7 @@ std::vector<KeptJob> jobs_in(const std::string& jobs_directory) {
       continue;
     KeptJob& job = jobs[path.filename().string()];
     job.directory = path.string();
-    job.ended = std::max({job.ended, time_of(path / "run.lock"), time_of(path / "report.json"),
-                          time_of(path / "events.jsonl"), time_of(path / "ddplaunch.log")});
+    job.ended = std::max(job.ended, last_written(path));
   }
   std::vector<KeptJob> sorted;
   for (auto& [name, job] : jobs)
