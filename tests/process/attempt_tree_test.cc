@@ -122,22 +122,18 @@ TEST_CASE("a control group that cannot be removed is left to the keeper") {
 
 TEST_CASE("without a control group the processes of an attempt are found by the process tree", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can run as another user");
-  const pid_t pid = fork();
-  if (pid == 0) {
-    if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) _exit(1);
-    TreeBench bench;
-    if (bench.tree.begin(0).cgroup) _exit(2);
-    if (!bench.tree.how().starts_with(
-            "no control group for the workers; they are found by the process tree ("))
-      _exit(3);
-    ChildProcess worker = bench.start("orphan");
-    if (read_bytes(bench.liveness.read_end.get(), 1) != "r" || !wait_end(worker).success()) _exit(4);
-    if (!bench.end().empty() || has_children() || !bench.packets().empty()) _exit(5);
-    _exit(reaches_end(bench.liveness.read_end.get()) ? 0 : 6);
-  }
-  int status = 0;
-  REQUIRE(waitpid(pid, &status, 0) == pid);
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(in_another_process([] {
+          if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) return 1;
+          TreeBench bench;
+          if (bench.tree.begin(0).cgroup) return 2;
+          if (!bench.tree.how().starts_with(
+                  "no control group for the workers; they are found by the process tree ("))
+            return 3;
+          ChildProcess worker = bench.start("orphan");
+          if (read_bytes(bench.liveness.read_end.get(), 1) != "r" || !wait_end(worker).success()) return 4;
+          if (!bench.end().empty() || has_children() || !bench.packets().empty()) return 5;
+          return reaches_end(bench.liveness.read_end.get()) ? 0 : 6;
+        }) == 0);
 }
 
 /// Runs `make(executor)` on a loop of its own, and returns its result.
@@ -160,26 +156,6 @@ std::size_t stop_all(const std::string& job, bool stop = false) {
   return run([&](asio::any_io_executor executor) { return stop_keepers(std::move(executor), job, &stop); });
 }
 
-struct Started {
-  Pipe liveness = make_pipe();
-  ChildProcess process;
-};
-
-Started start(std::vector<std::string> argv, std::vector<std::string> env, std::size_t ready) {
-  Started started;
-  ChildSpec spec;
-  spec.path = argv[0];
-  spec.argv = std::move(argv);
-  spec.env = std::move(env);
-  spec.inherit = {{started.liveness.write_end.get(), 3}};
-  auto child = spawn(spec);
-  REQUIRE(child.has_value());
-  started.process = std::move(*child);
-  started.liveness.write_end.reset();
-  REQUIRE(read_bytes(started.liveness.read_end.get(), ready).size() == ready);
-  return started;
-}
-
 /// Starts a keeper with an agent and a family of 5 marked processes.
 Started start_node(const std::string& job) {
   return start({DDP_PROCESS_HOST, "keeper", "serve", "0", job, DDP_PROCESS_WORKER, "family"}, {}, 6);
@@ -196,22 +172,19 @@ TEST_CASE("a sweep ends the processes of the job wherever they are, except child
   Started child = start({DDP_PROCESS_WORKER, "rest"}, mark, 1);
   CHECK(sweep(job).found == 0);
   Started elsewhere = start({DDP_PROCESS_HOST, "parent", DDP_PROCESS_WORKER, "rest"}, mark, 1);
-  const pid_t sweeper = fork();
-  if (sweeper == 0) {
+  const int code = in_another_process([&] {
     const SweptJob stopped = sweep(job, true);
-    if (stopped.found != 0 || stopped.left != std::vector<std::string>{"the search was ended"}) _exit(1);
+    if (stopped.found != 0 || stopped.left != std::vector<std::string>{"the search was ended"}) return 1;
     const SweptJob swept = sweep(job);
     // All processes of the user are searched; one of another test may be in the middle of an exec.
     const bool all =
         swept.left.empty() || swept.left == std::vector<std::string>{"some processes could not be examined"};
-    _exit(swept.found == 3 && all ? 0 : 2);
-  }
-  int status = 0;
-  REQUIRE(waitpid(sweeper, &status, 0) == sweeper);
-  CHECK(WEXITSTATUS(status) == 0);
+    return swept.found == 3 && all ? 0 : 2;
+  });
+  CHECK(code == 0);
   CHECK(wait_end(child.process) == ExitStatus::signaled(SIGKILL));
   CHECK(wait_end(elsewhere.process) == ExitStatus::signaled(SIGKILL));
-  CHECK(reaches_end(elsewhere.liveness.read_end.get()));
+  CHECK(elsewhere.all_gone());
   reap_adopted({});
 }
 
@@ -223,7 +196,7 @@ TEST_CASE("the keepers of a job end with all that they guard, and those of anoth
   CHECK(stop_all(job) == 10);
   for (Started* one : {&node, &second}) {
     CHECK(wait_end(one->process) == ExitStatus::exited(5));
-    CHECK(reaches_end(one->liveness.read_end.get()));
+    CHECK(one->all_gone());
   }
   CHECK(stop_all(job) == 0);
   CHECK_FALSE(other.process.peek().has_value());
@@ -267,6 +240,14 @@ pid_t start_orphan(Run orphan) {
   pid_t pid = 0;
   REQUIRE(read(pids.read_end.get(), &pid, sizeof pid) == sizeof pid);
   return pid;
+}
+
+/// Becomes a process that rests, with this variable or none in its environment.
+[[noreturn]] void exec_sleep(const char* variable, const char* second = nullptr) {
+  const char* argv[] = {"sleep", "300", nullptr};
+  const char* env[] = {variable, second, nullptr};
+  execve("/bin/sleep", const_cast<char**>(argv), const_cast<char**>(env));
+  _exit(1);
 }
 
 /// Whether orphans of this process come to a reaper that a sweep knows, and not to this process.
@@ -314,10 +295,7 @@ TEST_CASE("below a process that calls itself a keeper, nothing is proven") {
     prctl(PR_SET_NAME, "ddp-keeper", 0, 0, 0);
     if (fork() == 0) {
       (void)!write(ready, &self, sizeof self);
-      const char* argv[] = {"sleep", "300", nullptr};
-      const char* env[] = {mark.c_str(), "LOCAL_RANK=0", nullptr};
-      execve("/bin/sleep", const_cast<char**>(argv), const_cast<char**>(env));
-      _exit(1);
+      exec_sleep(mark.c_str(), "LOCAL_RANK=0");
     }
     for (;;)
       pause();
@@ -337,9 +315,7 @@ TEST_CASE("nothing is proven while an orphan could belong to the lost node") {
   const std::uint64_t since = now_ns();
   const pid_t hidden = start_orphan([&](int ready, pid_t self) {
     (void)!write(ready, &self, sizeof self);
-    const char* argv[] = {"sleep", "300", nullptr};
-    const char* env[] = {nullptr};
-    execve("/bin/sleep", const_cast<char**>(argv), const_cast<char**>(env));
+    exec_sleep(nullptr);
   });
   const auto is_sleep = [&] {
     const auto info = read_process(hidden);
@@ -368,9 +344,7 @@ TEST_CASE("an orphan without the job's mark is no proof, unless it has another j
   const auto start = [](const std::string& variable) {
     const pid_t pid = start_orphan([&](int ready, pid_t self) {
       (void)!write(ready, &self, sizeof self);
-      const char* argv[] = {"sleep", "300", nullptr};
-      const char* env[] = {variable.c_str(), nullptr};
-      execve("/bin/sleep", const_cast<char**>(argv), const_cast<char**>(env));
+      exec_sleep(variable.c_str());
     });
     REQUIRE(wait_until([&] { return !live_processes_of(variable).empty(); }));  // its exec is over
     return pid;
@@ -397,26 +371,18 @@ TEST_CASE("processes of other services, users and containers are in other units"
 
 TEST_CASE("an agent does not end its own keeper") {
   const std::string job = new_job();
-  const pid_t keeper = fork();
-  if (keeper == 0) {
-    prctl(PR_SET_NAME, "ddp-keeper", 0, 0, 0);
-    const pid_t agent = fork();
-    if (agent == 0) {
-      prctl(PR_SET_NAME, "ddplaunchd", 0, 0, 0);
-      Started worker = start({DDP_PROCESS_WORKER, "rest"}, {"DDPLAUNCH_JOB_ID=" + job, "LOCAL_RANK=0"}, 1);
-      const bool none = stop_all(job) == 0;
-      kill(worker.process.pid(), SIGKILL);
-      wait_end(worker.process);
-      _exit(none ? 0 : 1);
-    }
-    int status = 0;
-    waitpid(agent, &status, 0);
-    _exit(WEXITSTATUS(status));
-  }
-  int status = 0;
-  REQUIRE(waitpid(keeper, &status, 0) == keeper);
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(in_another_process([&] {
+          prctl(PR_SET_NAME, "ddp-keeper", 0, 0, 0);
+          return in_another_process([&] {
+            prctl(PR_SET_NAME, "ddplaunchd", 0, 0, 0);
+            Started worker =
+                start({DDP_PROCESS_WORKER, "rest"}, {"DDPLAUNCH_JOB_ID=" + job, "LOCAL_RANK=0"}, 1);
+            const bool none = stop_all(job) == 0;
+            kill(worker.process.pid(), SIGKILL);
+            wait_end(worker.process);
+            return none ? 0 : 1;
+          });
+        }) == 0);
 }
 
 }  // namespace

@@ -87,47 +87,31 @@ bool is_swept(Kind kind, const std::string& path) {
   });
 }
 
-struct Worker {
-  Pipe liveness;
-  ChildProcess process;
-};
+/// This process adopts orphans, as the agent does.
+const bool kAdopts = prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0;
 
-Worker start(int group, int procs, const std::string& mode, const std::string& number = "0") {
-  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
-  Worker worker{make_pipe(), {}};
+Started start_worker(int group, int procs, std::size_t ready, const std::string& mode,
+                     const std::string& number = "0") {
+  REQUIRE(kAdopts);
   ChildSpec spec;
-  spec.path = DDP_PROCESS_WORKER;
-  spec.argv = {"worker", mode, number};
-  spec.inherit = {{worker.liveness.write_end.get(), 3}};
+  spec.argv = {DDP_PROCESS_WORKER, mode, number};
   spec.cgroup = group;
   spec.cgroup_procs = procs;
-  auto child = spawn(spec);
-  REQUIRE(child.has_value());
-  worker.process = std::move(*child);
-  worker.liveness.write_end.reset();
-  return worker;
+  return start(std::move(spec), ready);
 }
 
-Worker start_in(const Cgroup& group, const std::string& mode, const std::string& number = "0") {
-  return start(group.directory(), group.procs(), mode, number);
+Started start_in(const Cgroup& group, std::size_t ready, const std::string& mode,
+                 const std::string& number = "0") {
+  return start_worker(group.directory(), group.procs(), ready, mode, number);
 }
 
 /// Checks that all processes are dead, reaps the leader, and removes the group.
-void finish(Worker& worker, Cgroup& group) {
-  CHECK(reaches_end(worker.liveness.read_end.get()));
+void finish(Started& worker, Cgroup& group) {
+  CHECK(worker.all_gone());
   wait_end(worker.process);
   reap_adopted({});
   CHECK(group.remove(kPatience));
   CHECK(!fs::exists(group.path()));
-}
-
-/// Runs `body` in another process. It is a sibling of the workers, so that its tree has none of them.
-int in_another_process(const std::function<int()>& body) {
-  const pid_t pid = fork();
-  if (pid == 0) _exit(body());
-  int status = 0;
-  REQUIRE(waitpid(pid, &status, 0) == pid);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 std::string text_of(const fs::path& path) {
@@ -154,8 +138,7 @@ TEST_CASE("a child is in its group from its start, and so are its descendants") 
       {
         Cgroup group = make(kind);
         CHECK((kind == Kind::kV2) == (group.directory() >= 0));
-        Worker worker = start(started_there ? group.directory() : -1, group.procs(), "family");
-        REQUIRE(read_bytes(worker.liveness.read_end.get(), 5).size() == 5);
+        Started worker = start_worker(started_there ? group.directory() : -1, group.procs(), 5, "family");
         const auto pids = group.pids();
         CHECK(pids.size() == 5);
         CHECK(std::count(pids.begin(), pids.end(), worker.process.pid()) == 1);
@@ -170,12 +153,12 @@ TEST_CASE("a child is in its group from its start, and so are its descendants") 
 
 TEST_CASE("a child starts even when its group cannot be entered") {
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
-  Worker stranger = start(null.get(), null.get(), "exit", "4");
+  Started stranger = start_worker(null.get(), null.get(), 0, "exit", "4");
   CHECK(wait_end(stranger.process) == ExitStatus::exited(4));
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
     REQUIRE(group.remove());
-    Worker worker = start_in(group, "exit", "5");
+    Started worker = start_in(group, 0, "exit", "5");
     CHECK(wait_end(worker.process) == ExitStatus::exited(5));
     CHECK(group.pids().empty());
     group.kill();
@@ -202,15 +185,14 @@ TEST_CASE("a failed start is reported as without a group, and leaves an empty gr
 TEST_CASE("killing the group alone ends a fork storm") {
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
-    Worker worker = start_in(group, "storm", "300");
-    REQUIRE(read_bytes(worker.liveness.read_end.get(), 40).size() == 40);
+    Started worker = start_in(group, 40, "storm", "300");
     const auto began = std::chrono::steady_clock::now();
     int kills = 0;
     do {
       group.kill();
       ++kills;
     } while (kind == Kind::kFreezer && !group.pids().empty() && kills < 1000);
-    CHECK(reaches_end(worker.liveness.read_end.get()));
+    CHECK(worker.all_gone());
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
     WARN((kind == Kind::kV2 ? "v2: " : "freezer: ") << took.count() << " ms, " << kills << " kills");
     finish(worker, group);
@@ -220,8 +202,7 @@ TEST_CASE("killing the group alone ends a fork storm") {
 TEST_CASE("a process that left tree, session and environment is killed through its group") {
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
-    Worker worker = start_in(group, "daemon");
-    REQUIRE(read_bytes(worker.liveness.read_end.get(), 2).size() == 2);
+    Started worker = start_in(group, 2, "daemon");
     // A process outside the family, like the keeper of another node, knows only the path.
     CHECK(in_another_process([&] {
             auto theirs = Cgroup::open(group.path());
@@ -240,8 +221,7 @@ TEST_CASE("killing a group also ends processes of another user", "[root]") {
   if (geteuid() != 0 || std::count(kinds().begin(), kinds().end(), Kind::kV2) == 0)
     SKIP_TEST("needs root and cgroup v2");
   Cgroup group = make(Kind::kV2);
-  Worker worker = start_in(group, "stubborn");
-  REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+  Started worker = start_in(group, 1, "stubborn");
   REQUIRE(chown((group.path() + "/cgroup.kill").c_str(), 65534, 65534) == 0);
   CHECK(in_another_process([&] {
           if (setresuid(65534, 65534, 65534) != 0) return 1;
@@ -261,8 +241,7 @@ TEST_CASE("groups that a worker creates inside its own are removed with it") {
     REQUIRE(mkdir((group.path() + "/a").c_str(), 0755) == 0);
     REQUIRE(mkdir((group.path() + "/a/b").c_str(), 0755) == 0);
     const UniqueFd procs(open((group.path() + "/a/b/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
-    Worker worker = start(-1, procs.get(), "family");
-    REQUIRE(read_bytes(worker.liveness.read_end.get(), 5).size() == 5);
+    Started worker = start_worker(-1, procs.get(), 5, "family");
     CHECK(group.pids().size() == 5);
     CHECK(!group.remove());
     group.kill();
@@ -280,8 +259,7 @@ TEST_CASE(
       REQUIRE(mkdir(deeper.c_str(), 0755) == 0);
     }
     const UniqueFd deeper_procs(open((deeper + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
-    Worker worker = start(-1, deeper_procs.get(), "rest");
-    REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+    Started worker = start_worker(-1, deeper_procs.get(), 1, "rest");
     CHECK(group.pids().empty());
     std::ofstream(last + "/cgroup.procs") << worker.process.pid();
     CHECK(group.pids() == std::vector<pid_t>{worker.process.pid()});
@@ -306,8 +284,7 @@ TEST_CASE("groups of dead agents are killed and removed, and no others") {
     UniqueFd agents[2] = {make_held(stale), make_held(inhabited)};
     REQUIRE(mkdir((stale + "/below").c_str(), 0755) == 0);
     const UniqueFd procs(open((inhabited + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
-    Worker worker = start(-1, procs.get(), "rest");
-    REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+    Started worker = start_worker(-1, procs.get(), 1, "rest");
     for (UniqueFd& agent : agents)
       agent.reset();
     Cgroup alive = make(kind, "living");
@@ -391,30 +368,24 @@ namespace {
 
 /// A keeper and its agent, with a worker in its own group.
 struct Node {
-  Pipe liveness;
+  Started keeper;
   Pipe output;
   Pipe errors;
-  ChildProcess keeper;
   std::string group;
 };
 
 Node start_node(const std::string& mode, std::size_t count, const std::string& agent_mode = "group",
                 const std::string& lease_ms = "0") {
-  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
-  Node node{make_pipe(), make_pipe(), make_pipe(), {}, {}};
+  REQUIRE(kAdopts);
+  Node node{{}, make_pipe(), make_pipe(), {}};
   ChildSpec spec;
-  spec.path = DDP_PROCESS_HOST;
   const std::string job = unique_mark("x").substr(2);
-  spec.argv = {"host", "keeper", agent_mode, lease_ms, job, DDP_PROCESS_WORKER, mode};
+  spec.argv = {DDP_PROCESS_HOST, "keeper", agent_mode, lease_ms, job, DDP_PROCESS_WORKER, mode};
   spec.out = node.output.write_end.get();
   spec.err = node.errors.write_end.get();
-  spec.inherit = {{node.liveness.write_end.get(), 3}};
-  auto keeper = spawn(spec);
-  REQUIRE(keeper.has_value());
-  node.keeper = std::move(*keeper);
-  for (Pipe* pipe : {&node.liveness, &node.output, &node.errors})
+  node.keeper = start(std::move(spec), count + 1);
+  for (Pipe* pipe : {&node.output, &node.errors})
     pipe->write_end.reset();
-  REQUIRE(read_bytes(node.liveness.read_end.get(), count + 1).size() == count + 1);
   for (char byte; read(node.output.read_end.get(), &byte, 1) == 1 && byte != '\n';)
     node.group += byte;
   return node;
@@ -423,7 +394,7 @@ Node start_node(const std::string& mode, std::size_t count, const std::string& a
 pid_t agent_of(const Node& node) {
   pid_t agent = -1;
   for (const ProcessInfo& info : list_processes()) {
-    if (info.parent == node.keeper.pid()) agent = info.pid;
+    if (info.parent == node.keeper.process.pid()) agent = info.pid;
   }
   REQUIRE(agent > 0);
   return agent;
@@ -437,8 +408,8 @@ TEST_CASE("a killed agent: the keeper kills and removes the group") {
     Node node = start_node(mode, static_cast<std::size_t>(count));
     REQUIRE(fs::exists(node.group));
     REQUIRE(kill(agent_of(node), SIGKILL) == 0);
-    CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
-    CHECK(reaches_end(node.liveness.read_end.get()));
+    CHECK(wait_end(node.keeper.process) == ExitStatus::exited(113));
+    CHECK(node.keeper.all_gone());
     CHECK(!fs::exists(node.group));
     CHECK(read_all(node.errors.read_end.get()) ==
           "ddplaunchd keeper: the agent was killed by SIGKILL; killed " + std::to_string(count) +
@@ -450,17 +421,15 @@ namespace {
 
 /// Runs a keeper whose agent reports the lines of `reports` and exits (process_host, "report").
 ExitStatus run_reporting_keeper(const std::string& agent_mode, const std::string& reports) {
-  Pipe input = make_pipe(), liveness = make_pipe();
+  Pipe input = make_pipe();
   ChildSpec spec;
-  spec.path = DDP_PROCESS_HOST;
-  spec.argv = {"host", "keeper", agent_mode, "0", unique_mark("x").substr(2), DDP_PROCESS_WORKER, "none"};
+  spec.argv = {DDP_PROCESS_HOST,           "keeper",           agent_mode, "0",
+               unique_mark("x").substr(2), DDP_PROCESS_WORKER, "none"};
   spec.in = input.read_end.get();
-  spec.inherit = {{liveness.write_end.get(), 3}};
-  auto keeper = spawn(spec);
-  REQUIRE(keeper.has_value());
+  Started keeper = start(std::move(spec), 0);
   REQUIRE(write(input.write_end.get(), reports.data(), reports.size()) > 0);
   input.write_end.reset();
-  return wait_end(*keeper);
+  return wait_end(keeper.process);
 }
 
 }  // namespace
@@ -469,14 +438,12 @@ TEST_CASE("the keeper ends also the groups of earlier attempts, and none that it
   for (const Kind kind : kinds()) {
     // The keeper knows these processes only by their groups. This process' locks keep other tests away.
     Cgroup earlier = make(kind), dropped = make(kind), last = make(kind);
-    Worker in_earlier = start_in(earlier, "rest"), in_dropped = start_in(dropped, "rest"),
-           in_last = start_in(last, "rest");
-    for (Worker* worker : {&in_earlier, &in_dropped, &in_last})
-      REQUIRE(read_bytes(worker->liveness.read_end.get(), 1) == "r");
+    Started in_earlier = start_in(earlier, 1, "rest"), in_dropped = start_in(dropped, 1, "rest"),
+            in_last = start_in(last, 1, "rest");
     CHECK(run_reporting_keeper("report", "+" + earlier.path() + "\n+" + dropped.path() + "\n-" +
                                              dropped.path() + "\n+" + last.path() + "\n") ==
           ExitStatus::exited(3));
-    for (Worker* worker : {&in_earlier, &in_last})
+    for (Started* worker : {&in_earlier, &in_last})
       CHECK(wait_end(worker->process) == ExitStatus::signaled(SIGKILL));
     CHECK(!fs::exists(earlier.path()));
     CHECK(!fs::exists(last.path()));
@@ -492,8 +459,7 @@ TEST_CASE("the keeper's exit code shows a process that it could not end in an ea
   if (geteuid() != 0) SKIP_TEST("only root can run as another user");
   for (const Kind kind : kinds()) {
     Cgroup earlier = make(kind), last = make(kind);
-    Worker worker = start_in(earlier, "rest");
-    REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+    Started worker = start_in(earlier, 1, "rest");
     CHECK(run_reporting_keeper("report-nobody", "+" + earlier.path() + "\n+" + last.path() + "\n") ==
           ExitStatus::exited(kExitProcessesLeft));
     CHECK(last.remove());
@@ -505,8 +471,8 @@ TEST_CASE("the keeper's exit code shows a process that it could not end in an ea
 TEST_CASE("an agent past its lease does not see the ends of workers that its keeper kills") {
   kinds();
   Node node = start_node("family", 5, "silent", "1500");
-  CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
-  CHECK(reaches_end(node.liveness.read_end.get()));
+  CHECK(wait_end(node.keeper.process) == ExitStatus::exited(113));
+  CHECK(node.keeper.all_gone());
   CHECK(read_all(node.output.read_end.get()).empty());
 }
 
@@ -514,9 +480,9 @@ TEST_CASE("a killed keeper: the agent kills and removes the group") {
   kinds();
   Node node = start_node("daemon", 2);
   const pid_t agent = agent_of(node);
-  REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
-  CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
-  CHECK(reaches_end(node.liveness.read_end.get()));
+  REQUIRE(kill(node.keeper.process.pid(), SIGKILL) == 0);
+  CHECK(wait_end(node.keeper.process) == ExitStatus::signaled(SIGKILL));
+  CHECK(node.keeper.all_gone());
   // The orphaned agent, adopted by this process, removes the group before it exits.
   siginfo_t info = {};
   REQUIRE(waitid(P_PID, static_cast<id_t>(agent), &info, WEXITED) == 0);
@@ -531,13 +497,13 @@ TEST_CASE("agent and keeper killed at once: the next attempt removes the group o
   const pid_t agent = agent_of(node);
   auto held = Cgroup::open(node.group);  // keeps other tests away, which begin attempts, too
   REQUIRE(held.has_value());
-  REQUIRE(kill(node.keeper.pid(), SIGSTOP) == 0);
+  REQUIRE(kill(node.keeper.process.pid(), SIGSTOP) == 0);
   REQUIRE(kill(agent, SIGKILL) == 0);
-  REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
-  CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
+  REQUIRE(kill(node.keeper.process.pid(), SIGKILL) == 0);
+  CHECK(wait_end(node.keeper.process) == ExitStatus::signaled(SIGKILL));
   CHECK(fs::exists(node.group));
   CHECK(kill_own_tree().empty());  // this process adopted them
-  CHECK(reaches_end(node.liveness.read_end.get()));
+  CHECK(node.keeper.all_gone());
   reap_adopted({});
   { const Cgroup released = std::move(*held); }
   CHECK(is_swept(kinds().front(), node.group));

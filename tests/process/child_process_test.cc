@@ -281,20 +281,13 @@ TEST_CASE("a child gets its own soft limit of open files") {
 }
 
 TEST_CASE("an ended child is seen before it is reaped, and its group can still be killed") {
-  Pipe liveness = make_pipe();
-  ChildSpec spec;
-  spec.path = DDP_PROCESS_WORKER;
-  spec.argv = {"worker", "orphan"};
-  spec.inherit = {{liveness.write_end.get(), 3}};
-  auto child = spawn(spec);
-  REQUIRE(child.has_value());
-  liveness.write_end.reset();
-  REQUIRE(read_bytes(liveness.read_end.get(), 1) == "r");
+  Started started = start({DDP_PROCESS_WORKER, "orphan"}, {}, 1);
+  ChildProcess* const child = &started.process;
   REQUIRE(wait_readable(child->end_fd()));
   CHECK(child->peek() == ExitStatus::exited(0));
   CHECK(child->running());
   CHECK(child->send_group_signal(SIGKILL).has_value());  // reaches the remaining processes
-  CHECK(reaches_end(liveness.read_end.get()));
+  CHECK(started.all_gone());
   CHECK(child->try_wait() == ExitStatus::exited(0));
   CHECK(child->try_wait() == ExitStatus::exited(0));
   CHECK(!child->running());
@@ -305,42 +298,25 @@ TEST_CASE("an ended child is seen before it is reaped, and its group can still b
 TEST_CASE("destroying a running child kills its group and reaps it") {
   const std::size_t before = open_descriptors();
   {
-    Pipe liveness = make_pipe();
-    pid_t pid;
+    Started started = start({DDP_PROCESS_WORKER, "stubborn"}, {}, 1);
+    const pid_t pid = started.process.pid();
+    CHECK(!started.process.try_wait().has_value());
     {
-      ChildSpec spec;
-      spec.path = DDP_PROCESS_WORKER;
-      spec.argv = {"worker", "stubborn"};
-      spec.inherit = {{liveness.write_end.get(), 3}};
-      auto child = spawn(spec);
-      REQUIRE(child.has_value());
-      pid = child->pid();
-      REQUIRE(read_bytes(liveness.read_end.get(), 1) == "r");
-      CHECK(!child->try_wait().has_value());
-      ChildProcess moved = std::move(*child);
-      CHECK(!*child);
+      const ChildProcess moved = std::move(started.process);
+      CHECK(!started.process);
       CHECK(moved.pid() == pid);
     }
-    liveness.write_end.reset();
-    CHECK(reaches_end(liveness.read_end.get()));
+    CHECK(started.all_gone());
     CHECK(!launcher::read_process(pid).has_value());
   }
   CHECK(descriptors_come_down_to(before));
 }
 
 TEST_CASE("a child with a death signal ends with its parent") {
-  Pipe liveness = make_pipe();
-  ChildSpec spec;
-  spec.path = DDP_PROCESS_HOST;
-  spec.argv = {"host", "parent", DDP_PROCESS_WORKER, "stubborn"};
-  spec.inherit = {{liveness.write_end.get(), 3}};
-  auto parent = spawn(spec);
-  REQUIRE(parent.has_value());
-  liveness.write_end.reset();
-  REQUIRE(read_bytes(liveness.read_end.get(), 1) == "r");
-  REQUIRE(parent->send_signal(SIGKILL).has_value());
-  CHECK(reaches_end(liveness.read_end.get()));
-  CHECK(wait_end(*parent) == ExitStatus::signaled(SIGKILL));
+  Started parent = start({DDP_PROCESS_HOST, "parent", DDP_PROCESS_WORKER, "stubborn"}, {}, 1);
+  REQUIRE(parent.process.send_signal(SIGKILL).has_value());
+  CHECK(parent.all_gone());
+  CHECK(wait_end(parent.process) == ExitStatus::signaled(SIGKILL));
 }
 
 TEST_CASE("many threads may start children at the same time") {

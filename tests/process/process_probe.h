@@ -2,15 +2,18 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/child_process.h"
@@ -113,6 +116,51 @@ inline std::string output_of(ChildSpec spec) {
   std::string text = read_all(out.read_end.get());
   wait_end(*child);
   return text;
+}
+
+/// A process, and the stream that ends with the last process below it.
+struct Started {
+  Pipe liveness;
+  ChildProcess process;
+
+  bool all_gone() { return reaches_end(liveness.read_end.get()); }
+};
+
+/// Starts the process with the stream as descriptor 3, and waits until `ready` processes have written a byte
+/// to it.
+inline Started start(ChildSpec spec, std::size_t ready) {
+  Started started{make_pipe(), {}};
+  spec.path = spec.argv.at(0);
+  spec.inherit = {{started.liveness.write_end.get(), 3}};
+  auto child = spawn(spec);
+  REQUIRE(child.has_value());
+  started.process = std::move(*child);
+  started.liveness.write_end.reset();
+  REQUIRE(read_bytes(started.liveness.read_end.get(), ready).size() == ready);
+  return started;
+}
+
+inline Started start(std::vector<std::string> argv, std::vector<std::string> env, std::size_t ready) {
+  ChildSpec spec;
+  spec.argv = std::move(argv);
+  spec.env = std::move(env);
+  return start(std::move(spec), ready);
+}
+
+/// Runs `body` in another process, and returns its exit code. It is a sibling of the processes that this one
+/// has started, so that its tree has none of them.
+inline int in_another_process(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    try {
+      _exit(body());
+    } catch (...) {  // a failed REQUIRE must not go on with the test here
+      _exit(99);
+    }
+  }
+  int status = 0;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 inline std::size_t open_descriptors() {

@@ -18,34 +18,16 @@ namespace {
 
 using namespace process_test;
 
-/// One worker below this process, and the stream that ends with its last process.
-struct Worker {
-  Pipe liveness;
-  ChildProcess process;
-};
+/// This process adopts orphans, as the agent does.
+const bool kAdopts = prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0;
 
-Worker start_program(std::vector<std::string> argv, const std::vector<std::string>& env = {}) {
-  // This process adopts orphans, as the agent does.
-  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
-  Worker worker{make_pipe(), {}};
-  ChildSpec spec;
-  spec.path = argv[0];
-  spec.argv = std::move(argv);
-  spec.env = env;
-  spec.inherit = {{worker.liveness.write_end.get(), 3}};
-  auto child = spawn(spec);
-  REQUIRE(child.has_value());
-  worker.process = std::move(*child);
-  worker.liveness.write_end.reset();
-  return worker;
+Started start_worker(const std::string& mode, std::size_t ready, std::vector<std::string> env = {},
+                     const std::string& number = "0") {
+  REQUIRE(kAdopts);
+  return start({DDP_PROCESS_WORKER, mode, number}, std::move(env), ready);
 }
 
-Worker start(const std::string& mode, const std::vector<std::string>& env = {},
-             const std::string& number = "0") {
-  return start_program({DDP_PROCESS_WORKER, mode, number}, env);
-}
-
-void reap_all(Worker& worker) {
+void reap_all(Started& worker) {
   CHECK(wait_end(worker.process) == ExitStatus::signaled(SIGKILL));
   reap_adopted({});
   for (const ProcessInfo& info : list_processes())
@@ -189,26 +171,23 @@ TEST_CASE("a process whose first thread has ended lives as long as another threa
 TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a frozen process is killed completely") {
   const std::size_t descriptors = open_descriptors();
   {
-    Worker worker = start("family");
-    REQUIRE(read_bytes(worker.liveness.read_end.get(), 5) == "rrrrr");
+    Started worker = start_worker("family", 5);
     const auto began = std::chrono::steady_clock::now();
     CHECK(kill_own_tree().empty());
     const auto took = std::chrono::steady_clock::now() - began;
     CHECK(took < kKillBound);
     const std::chrono::duration<double, std::milli> milliseconds = took;
     WARN("freeze and kill of 5 processes: " << milliseconds.count() << " ms");
-    CHECK(reaches_end(worker.liveness.read_end.get()));
+    CHECK(worker.all_gone());
     reap_all(worker);
   }
   CHECK(descriptors_come_down_to(descriptors));
 }
 
 TEST_CASE("a child is identified by its descriptor: another process with its reused PID is left alone") {
-  Worker before = start("rest");
-  Worker chosen = start("family");
-  Worker other = start("rest");
-  REQUIRE(read_bytes(chosen.liveness.read_end.get(), 5) == "rrrrr");
-  REQUIRE(read_bytes(other.liveness.read_end.get(), 1) == "r");
+  Started before = start_worker("rest", 1);
+  Started chosen = start_worker("family", 5);
+  Started other = start_worker("rest", 1);
   UniqueFd of_before = open_process(before.process.pid());
   REQUIRE(before.process.send_signal(SIGKILL).has_value());
   CHECK(wait_end(before.process) == ExitStatus::signaled(SIGKILL));
@@ -226,20 +205,18 @@ TEST_CASE("a child is identified by its descriptor: another process with its reu
 }
 
 TEST_CASE("a fork storm is killed completely") {
-  Worker worker = start("storm", {}, "300");
+  Started worker = start_worker("storm", 40, {}, "300");
   // Act in the middle of the storm, when there is a crowd.
-  REQUIRE(read_bytes(worker.liveness.read_end.get(), 40).size() == 40);
   TreeKill kill({}, kKillBound);
   REQUIRE(step_to_end(kill, kKillBound));
   CHECK(kill.left().empty());
   CHECK(kill.found() >= 40);
-  CHECK(reaches_end(worker.liveness.read_end.get()));
+  CHECK(worker.all_gone());
   reap_all(worker);
 }
 
 TEST_CASE("a tree with more processes than free descriptors is killed completely") {
-  Worker worker = start("storm", {}, "150");
-  REQUIRE(read_bytes(worker.liveness.read_end.get(), 100).size() == 100);
+  Started worker = start_worker("storm", 100, {}, "150");
   rlimit before{};
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit few = before;
@@ -255,28 +232,26 @@ TEST_CASE("a tree with more processes than free descriptors is killed completely
   CHECK(over);
   CHECK(kill.complete());
   CHECK(left.empty());
-  CHECK(reaches_end(worker.liveness.read_end.get()));
+  CHECK(worker.all_gone());
   reap_all(worker);
 }
 
 TEST_CASE("a program that forks and exits all the time is caught") {
-  Worker worker = start("hop");
-  REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+  Started worker = start_worker("hop", 1);
   const auto began = std::chrono::steady_clock::now();
   TreeKill kill({}, kKillBound);
   REQUIRE(step_to_end(kill, kKillBound, [&] { reap_adopted(std::vector<pid_t>{worker.process.pid()}); }));
   CHECK(kill.left().empty());
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
   WARN("caught after " << took.count() << " ms");
-  CHECK(reaches_end(worker.liveness.read_end.get()));
+  CHECK(worker.all_gone());
   wait_end(worker.process);
   reap_adopted({});
 }
 
 TEST_CASE("a stepwise kill finds all at once, and kills them when all rest") {
   const std::string mark = unique_mark("DDPTEST_TREE");
-  Worker host = start_program({DDP_PROCESS_HOST, "parent", DDP_PROCESS_WORKER, "family"}, {mark});
-  REQUIRE(read_bytes(host.liveness.read_end.get(), 5) == "rrrrr");
+  Started host = start({DDP_PROCESS_HOST, "parent", DDP_PROCESS_WORKER, "family"}, {mark}, 5);
   const auto all_rest = [&mark] {
     const auto live = live_processes_of(mark);
     return live.size() == 6 &&
@@ -293,13 +268,13 @@ TEST_CASE("a stepwise kill finds all at once, and kills them when all rest") {
   if (std::chrono::steady_clock::now() - began > std::chrono::milliseconds(900)) {
     // The machine is busy, and the second in which it waits for rest is over.
     CHECK(step_to_end(kill, std::chrono::milliseconds(2)));
-    CHECK(reaches_end(host.liveness.read_end.get()));
+    CHECK(host.all_gone());
     return reap_all(host);
   }
   REQUIRE(host.process.send_signal(SIGSTOP).has_value());
   REQUIRE(wait_until(all_rest));  // nothing was killed while one of them ran
   CHECK_FALSE(kill.step());
-  CHECK(reaches_end(host.liveness.read_end.get()));
+  CHECK(host.all_gone());
   CHECK(step_to_end(kill, std::chrono::milliseconds(2)));
   CHECK(kill.found() == 6);
   CHECK(kill.left().empty());
@@ -308,43 +283,28 @@ TEST_CASE("a stepwise kill finds all at once, and kills them when all rest") {
 }
 
 TEST_CASE("a kill whose time is over has killed all that it found") {
-  Worker worker = start("family");
-  REQUIRE(read_bytes(worker.liveness.read_end.get(), 5) == "rrrrr");
+  Started worker = start_worker("family", 5);
   TreeKill kill({}, std::chrono::milliseconds(0));
   CHECK(kill.step());
   CHECK_FALSE(kill.complete());
   CHECK(kill.found() == 5);
-  CHECK(reaches_end(worker.liveness.read_end.get()));
+  CHECK(worker.all_gone());
   CHECK(kill_own_tree().empty());  // waits for their ends
   reap_all(worker);
 }
 
-namespace {
-
-/// Runs `body` in another process. It is a sibling of the test's worker, so that its tree has no worker.
-int in_another_process(const std::function<int()>& body) {
-  const pid_t pid = fork();
-  if (pid == 0) _exit(body());
-  int status = 0;
-  REQUIRE(waitpid(pid, &status, 0) == pid);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-}  // namespace
-
 TEST_CASE("workers outside the tree are found by the job's mark, and no other processes") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   const std::string id = job.substr(job.find('=') + 1);
-  Worker ours = start("family", {job, "LOCAL_RANK=1"});
-  Worker longer = start("rest", {job + "0", "LOCAL_RANK=1"});  // another job, whose id begins alike
-  Worker shell = start("rest", {job});  // a user's shell where the variable was exported: no worker
-  REQUIRE(read_bytes(ours.liveness.read_end.get(), 5) == "rrrrr");
-  REQUIRE(read_bytes(longer.liveness.read_end.get(), 1) == "r");
-  REQUIRE(read_bytes(shell.liveness.read_end.get(), 1) == "r");
+  Started ours = start_worker("family", 5, {job, "LOCAL_RANK=1"});
+  Started longer =
+      start_worker("rest", 1, {job + "0", "LOCAL_RANK=1"});  // another job, whose id begins alike
+  Started shell =
+      start_worker("rest", 1, {job});  // a user's shell where the variable was exported: no worker
   CHECK(in_another_process([&] { return kill_own_tree({}).empty() ? 0 : 1; }) == 0);
   CHECK(!ours.process.peek().has_value());  // without an id only the own tree is searched
   CHECK(in_another_process([&] { return kill_own_tree({id}).empty() ? 0 : 1; }) == 0);
-  CHECK(reaches_end(ours.liveness.read_end.get()));
+  CHECK(ours.all_gone());
   reap_adopted(std::vector<pid_t>{ours.process.pid(), longer.process.pid(), shell.process.pid()});
   CHECK(wait_end(ours.process) == ExitStatus::signaled(SIGKILL));
   CHECK(!longer.process.peek().has_value());
@@ -353,8 +313,7 @@ TEST_CASE("workers outside the tree are found by the job's mark, and no other pr
 
 TEST_CASE("a worker that starts while another one outside the tree is being stopped is found, too") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
-  Worker first = start("rest", {job, "LOCAL_RANK=0"});
-  REQUIRE(read_bytes(first.liveness.read_end.get(), 1) == "r");
+  Started first = start_worker("rest", 1, {job, "LOCAL_RANK=0"});
   Pipe found = make_pipe(), go = make_pipe();
   const pid_t killer = fork();
   if (killer == 0) {
@@ -368,13 +327,12 @@ TEST_CASE("a worker that starts while another one outside the tree is being stop
   CHECK(read_bytes(found.read_end.get(), 1) == "f");
   // It is stopped, and killed later: it could fork.
   CHECK(wait_until([&] { return read_process(first.process.pid())->state == 'T'; }));
-  Worker second = start("rest", {job, "LOCAL_RANK=1"});
-  REQUIRE(read_bytes(second.liveness.read_end.get(), 1) == "r");
+  Started second = start_worker("rest", 1, {job, "LOCAL_RANK=1"});
   REQUIRE(write(go.write_end.get(), "x", 1) == 1);
   int status = 0;
   REQUIRE(waitpid(killer, &status, 0) == killer);
   CHECK(WEXITSTATUS(status) == 0);
-  for (Worker* worker : {&first, &second})
+  for (Started* worker : {&first, &second})
     CHECK(wait_end(worker->process) == ExitStatus::signaled(SIGKILL));
 }
 
@@ -396,8 +354,7 @@ TEST_CASE("a kill spares the reader of another search and does not report it as 
   const pid_t reader = search.reader();
   REQUIRE(wait_until([&] { return read_process(reader)->state == 'S'; }));  // waits for room for its answers
   CHECK(is_search_reader(reader));
-  Worker worker = start("rest");
-  REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+  Started worker = start_worker("rest", 1);
   CHECK_FALSE(is_search_reader(worker.process.pid()));
   TreeKill kill({}, kKillBound);
   CHECK(step_to_end(kill, kKillBound));
@@ -409,8 +366,7 @@ TEST_CASE("a kill spares the reader of another search and does not report it as 
 
 TEST_CASE("a search goes on with another reader when one was killed, and says that it skipped") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
-  Worker marked = start("rest", {job, "LOCAL_RANK=2"});
-  REQUIRE(read_bytes(marked.liveness.read_end.get(), 1) == "r");
+  Started marked = start_worker("rest", 1, {job, "LOCAL_RANK=2"});
   std::vector<pid_t> pids(5000, getpid());
   pids.push_back(marked.process.pid());
   MarkSearch search(job.substr(job.find('=') + 1), std::move(pids));
@@ -432,8 +388,7 @@ TEST_CASE("a search goes on with another reader when one was killed, and says th
 TEST_CASE(
     "a process that keeps executing programs is found by each search, or the search says that it skipped") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
-  Worker restless = start("exec", {job, "LOCAL_RANK=2"});
-  REQUIRE(read_bytes(restless.liveness.read_end.get(), 1) == "r");
+  Started restless = start_worker("exec", 1, {job, "LOCAL_RANK=2"});
   int found = 0, skipped = 0;
   constexpr int kSearches = 500;
   for (int i = 0; i < kSearches; ++i) {
@@ -454,35 +409,26 @@ TEST_CASE(
 TEST_CASE("marked processes below another keeper belong to that keeper") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   const std::string id = job.substr(job.find('=') + 1);
-  Pipe liveness = make_pipe();
-  ChildSpec spec;
-  spec.path = DDP_PROCESS_HOST;
-  spec.argv = {"host", "keeper", "serve", "0", id, DDP_PROCESS_WORKER, "stubborn"};
-  spec.inherit = {{liveness.write_end.get(), 3}};
-  auto node = spawn(spec);
-  REQUIRE(node.has_value());
-  liveness.write_end.reset();
-  REQUIRE(read_bytes(liveness.read_end.get(), 2).size() == 2);
+  Started node = start({DDP_PROCESS_HOST, "keeper", "serve", "0", id, DDP_PROCESS_WORKER, "stubborn"}, {}, 2);
   CHECK(in_another_process([&] { return kill_own_tree({id}).empty() ? 0 : 1; }) == 0);
   CHECK(live_processes_of(job).size() == 1);
-  REQUIRE(node->send_signal(SIGTERM).has_value());
-  CHECK(wait_end(*node).text() == "exited 5");
-  CHECK(reaches_end(liveness.read_end.get()));
+  REQUIRE(node.process.send_signal(SIGTERM).has_value());
+  CHECK(wait_end(node.process).text() == "exited 5");
+  CHECK(node.all_gone());
 }
 
 TEST_CASE("a marked process above the killing one is left alone") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   const std::string id = job.substr(job.find('=') + 1);
-  Worker shell = start_program({"/bin/sh", "-c", "echo x | \"$@\"; exit $?", "sh", DDP_PROCESS_HOST, "keeper",
-                                "exit", "0", id, DDP_PROCESS_WORKER, "rest"},
-                               {job, "LOCAL_RANK=0"});
+  Started shell = start({"/bin/sh", "-c", "echo x | \"$@\"; exit $?", "sh", DDP_PROCESS_HOST, "keeper",
+                         "exit", "0", id, DDP_PROCESS_WORKER, "rest"},
+                        {job, "LOCAL_RANK=0"}, 0);
   CHECK(wait_end(shell.process).text() == "exited 3");
   CHECK(read_all(shell.liveness.read_end.get()).size() <= 1);
 }
 
 TEST_CASE("a process of another user is reported, not hidden", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
-  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
   // A worker of root below a process that has given up root, as below sudo.
   Pipe liveness = make_pipe();
   Pipe report_pipe = make_pipe();
@@ -525,9 +471,8 @@ TEST_CASE("a process of another user is reported, not hidden", "[root]") {
 }
 
 TEST_CASE("orphans are reaped, and children with an owner are not") {
-  Worker owned = start("exit", {}, "4");
-  Worker parent = start("orphan");
-  REQUIRE(read_bytes(parent.liveness.read_end.get(), 1) == "r");
+  Started owned = start_worker("exit", 0, {}, "4");
+  Started parent = start_worker("orphan", 1);
   REQUIRE(wait_readable(owned.process.end_fd()));
   CHECK(wait_end(parent.process).success());
   TreeKill kill({}, kKillBound);
