@@ -2,18 +2,14 @@
 // result, and the noise that the reader reports must be safe to print.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
 #include "remote/bootstrap/bootstrap.h"
+#include "tests/fuzz/require.h"
 
 using ddp::remote::Bootstrap;
 
 namespace {
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// Answers every request of the host, as FanOut does.
 Bootstrap::State answer_all(Bootstrap& reader, Bootstrap::State state, std::size_t& files) {

@@ -2,19 +2,15 @@
 // change the result. No frame may follow the end.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include "launcher/links/daemon_frame.h"
+#include "tests/fuzz/require.h"
 
 using namespace ddp::launcher;
 
 namespace {
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// Returns all frames as text. Adjacent bytes of one stream are joined, so that chunk sizes do not show.
 std::string read_all(DaemonFrameReader::FrameSender from, std::string_view bytes, std::size_t cut) {

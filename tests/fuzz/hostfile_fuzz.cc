@@ -3,7 +3,6 @@
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <set>
 #include <string>
 #include <string_view>
@@ -12,15 +11,12 @@
 #include "remote/hosts/host.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/shell_command.h"
+#include "tests/fuzz/require.h"
 
 namespace {
 
 using ddp::remote::Host;
 using HostsOrDiagnostics = ddp::remote::Validated<std::vector<Host>>;
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 // Checks the guarantees that callers of the parsers rely on.
 void check(const HostsOrDiagnostics& parsed, bool from_scheduler = false) {

@@ -1,20 +1,16 @@
 // Parses arbitrary bytes as the hello of the end that connects and as the answer. A parsed line must be
 // within its limits, and must survive a round trip of writing and parsing.
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include "launcher/links/join_table.h"
+#include "tests/fuzz/require.h"
 
 using namespace ddp::launcher;
 using namespace ddp::rendezvous;
 
 namespace {
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 std::string without_end(std::string line) {
   require(!line.empty() && line.back() == '\n');

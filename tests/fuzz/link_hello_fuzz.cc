@@ -1,20 +1,16 @@
 // Parses arbitrary bytes as a ClientHello and as the link identity inside. The verdict must not depend on the
 // size of the chunks. The identity must lie within the input and must survive a round trip.
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include "rendezvous/link/link_hello.h"
+#include "tests/fuzz/require.h"
 #include "tests/unit/rendezvous/link/client_hello_bytes.h"
 
 using namespace ddp::rendezvous;
 
 namespace {
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 void parsed(std::string_view bytes) {
   bytes = bytes.substr(0, kMaxClientHello);

@@ -1,21 +1,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include "base/text.h"
 #include "launcher/lines/live_board.h"
 #include "launcher/lines/output_lines.h"
+#include "tests/fuzz/require.h"
 
 using namespace ddp::launcher;
 
 namespace {
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 std::string rows_of(const LineAssembler& lines) {
   std::string rows;

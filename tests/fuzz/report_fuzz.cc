@@ -2,7 +2,6 @@
 // the document must be valid JSON, and the root cause must be one of the failures.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,14 +14,11 @@
 #include "launcher/report/report_json.h"
 #include "rendezvous/flight_recorder/flight_recorder.h"
 #include "rendezvous/flight_recorder/torch_record.h"
+#include "tests/fuzz/require.h"
 
 using namespace ddp::launcher;
 
 namespace {
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// Cuts `bytes` before the next `mark`.
 std::string_view take(std::string_view& bytes, char mark) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
-#include <cstdlib>
 #include <deque>
 #include <string>
 #include <utility>
@@ -11,6 +10,7 @@
 
 #include "launcher/report/exit_report.h"
 #include "launcher/supervisor/supervisor.h"
+#include "tests/fuzz/require.h"
 
 using namespace ddp;
 using namespace ddp::launcher;
@@ -18,10 +18,6 @@ using namespace ddp::rendezvous;
 using namespace std::chrono_literals;
 
 namespace {
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 class FuzzBytes {
  public:

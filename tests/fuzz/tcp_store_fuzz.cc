@@ -4,20 +4,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "rendezvous/store/key_store.h"
+#include "tests/fuzz/require.h"
 
 namespace {
 
 using namespace ddp::rendezvous;
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
 
 constexpr std::size_t kStoreBytes = 1 << 20;
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,14 +10,11 @@
 #include <vector>
 
 #include "rendezvous/worker/worker_protocol.h"
+#include "tests/fuzz/require.h"
 
 using namespace ddp::rendezvous;
 
 namespace {
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 template <class Decode>
 void there_and_back(std::string_view line, Decode decode) {
