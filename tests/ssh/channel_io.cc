@@ -101,6 +101,32 @@ Host host_named(const std::string& name) {
   return host;
 }
 
+std::string mebibyte() {
+  std::string bytes(1 << 20, '\0');
+  unsigned x = 12345;
+  for (char& c : bytes)
+    c = static_cast<char>((x = x * 1103515245 + 12345) >> 16);
+  return bytes;
+}
+
+void run_fan_out(asio::io_context& loop, FanOut& fan_out, std::vector<Host> hosts, Outcomes& outcomes,
+                 const std::function<void()>& at_outcome) {
+  bool returned = false;
+  asio::co_spawn(loop,
+                 fan_out.run(std::move(hosts),
+                             [&](std::size_t host, Result<StartedAgent> outcome) {
+                               outcomes.emplace(host, std::move(outcome));
+                               at_outcome();
+                             }),
+                 [&returned](std::exception_ptr broken) {
+                   if (broken) std::rethrow_exception(broken);
+                   returned = true;
+                 });
+  loop.restart();
+  while (!returned)
+    loop.run_one();
+}
+
 std::size_t open_descriptors() {
   return entries("/proc/self/fd");
 }

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "remote/start/fan_out.h"
 #include "remote/transports/transport.h"
 
 namespace ddp::remote::test {
@@ -24,6 +27,17 @@ Ran run_command(asio::io_context& loop, Transport& transport, const Host& host, 
                 std::string input = {}, std::chrono::milliseconds limit = std::chrono::seconds(20));
 
 Host host_named(const std::string& name);
+
+/// Bytes that do not repeat.
+std::string mebibyte();
+
+using Outcomes = std::map<std::size_t, Result<StartedAgent>>;
+
+/// Runs a fan-out to its end. The channels in `outcomes` must not outlive it. `at_outcome` is called at each
+/// outcome.
+void run_fan_out(
+    asio::io_context& loop, FanOut& fan_out, std::vector<Host> hosts, Outcomes& outcomes,
+    const std::function<void()>& at_outcome = [] {});
 
 /// These functions return the numbers of this process's open descriptors and children, including zombies.
 /// Numbers that differ before and after a test case show a leak.

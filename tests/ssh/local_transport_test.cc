@@ -2,10 +2,8 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <map>
 #include <string>
 
-#include "remote/start/fan_out.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/support/catch.h"
 
@@ -18,55 +16,33 @@ namespace {
 /// An agent's program is executed by its physical path, which messages name.
 const std::string kShell = std::filesystem::canonical("/bin/sh").string();
 
-std::string mebibyte() {
-  std::string bytes(1 << 20, '\0');
-  unsigned x = 12345;
-  for (char& c : bytes)
-    c = static_cast<char>((x = x * 1103515245 + 12345) >> 16);
-  return bytes;
-}
-
 /// Runs a fan-out over local children. All hosts run the same shell line, which does not see the host's
 /// index.
-std::map<std::size_t, Result<StartedAgent>> start_all(asio::io_context& loop, std::size_t count,
-                                                      const std::string& line,
-                                                      std::chrono::milliseconds limit,
-                                                      bool cancel_soon = false) {
+Outcomes start_all(asio::io_context& loop, std::size_t count, const std::string& line,
+                   std::chrono::milliseconds limit, bool cancel_soon = false) {
   LocalTransport transport(loop.get_executor());
   FanOutOptions options;
   options.argv = {kShell, "-c", line};
   options.deadline = std::chrono::steady_clock::now() + limit;
   options.expected = AgentHello{1, "0.1.0"};
   FanOut fan_out(loop.get_executor(), transport, transport, options);
-  std::map<std::size_t, Result<StartedAgent>> outcomes;
   std::vector<Host> hosts;
   for (std::size_t i = 0; i < count; ++i)
     hosts.push_back(host_named("node" + std::to_string(i)));
-  bool returned = false;
-  asio::co_spawn(loop,
-                 fan_out.run(std::move(hosts),
-                             [&outcomes](std::size_t host, Result<StartedAgent> outcome) {
-                               outcomes.emplace(host, std::move(outcome));
-                             }),
-                 [&returned](std::exception_ptr broken) {
-                   if (broken) std::rethrow_exception(broken);
-                   returned = true;
-                 });
-  loop.restart();
-  if (cancel_soon) {
-    loop.run_one();
+  const auto cancel = [&] {
     CHECK(fan_out.waiting().size() == count);
     fan_out.cancel();
-  }
-  while (!returned)
-    loop.run_one();
+  };
+  if (cancel_soon) asio::post(loop, [&] { asio::post(loop, cancel); });  // runs after the fan-out has begun
+  Outcomes outcomes;
+  run_fan_out(loop, fan_out, std::move(hosts), outcomes);
   CHECK(fan_out.waiting().empty());
   return outcomes;
 }
 
 }  // namespace
 
-TEST_CASE("output, stderr and exit status of a local command") {
+TEST_CASE("a local command's input, output, stderr and exit status, and a signal as 128 and its number") {
   asio::io_context loop(1);
   LocalTransport transport(loop.get_executor());
   const auto ran = run_command(loop, transport, host_named("localhost"),
@@ -76,22 +52,10 @@ TEST_CASE("output, stderr and exit status of a local command") {
   CHECK(ran.errors == "err\n");
   CHECK(ran.end.status == 7);
   CHECK_FALSE(ran.end.broken.has_value());
-}
-
-TEST_CASE("a signal is reported as 128 and its number") {
-  asio::io_context loop(1);
-  LocalTransport transport(loop.get_executor());
-  const auto ran = run_command(loop, transport, host_named("localhost"), {"/bin/sh", "-c", "kill -9 $$"});
-  CHECK(ran.end.status == 137);
-}
-
-TEST_CASE("one mebibyte goes in and comes out unchanged") {
-  asio::io_context loop(1);
-  LocalTransport transport(loop.get_executor());
   const std::string bytes = mebibyte();
-  const auto ran = run_command(loop, transport, host_named("localhost"), {"/bin/cat"}, bytes);
-  CHECK(ran.out == bytes);
-  CHECK(ran.end.status == 0);
+  CHECK(run_command(loop, transport, host_named("localhost"), {"/bin/cat"}, bytes).out == bytes);
+  CHECK(run_command(loop, transport, host_named("localhost"), {"/bin/sh", "-c", "kill -9 $$"}).end.status ==
+        137);
 }
 
 TEST_CASE("a program that does not exist is an error of open") {

@@ -22,7 +22,6 @@
 #include "base/unique_fd.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/hosts/shell_command.h"
-#include "remote/start/fan_out.h"
 #include "remote/transports/command_transport.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/support/catch.h"
@@ -71,20 +70,9 @@ Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentBu
   FanOut fan_out(loop.get_executor(), transport, transport, options);
   Host host = host_named("box");
   host.wrapper = {"/bin/sh", "-c", line};
-  std::optional<Result<StartedAgent>> started;
-  bool returned = false;
-  asio::co_spawn(
-      loop,
-      fan_out.run({host}, [&started](std::size_t,
-                                     Result<StartedAgent> outcome) { started.emplace(std::move(outcome)); }),
-      [&returned](std::exception_ptr broken) {
-        if (broken) std::rethrow_exception(broken);
-        returned = true;
-      });
-  loop.restart();
-  while (!returned)
-    loop.run_one();
-  return std::move(*started);
+  Outcomes outcomes;
+  run_fan_out(loop, fan_out, {host}, outcomes);
+  return std::move(outcomes.at(0));
 }
 
 const std::string kAsk = "echo \"ddplaunchd-need $(uname -m) 127\"; read -r n; head -c $n >/dev/null; ";
@@ -460,21 +448,13 @@ StartResult through_command(asio::io_context& loop, int refusals, const std::str
   options.argv = {"/opt/ddplaunchd", "--stdio"};
   options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   FanOut fan_out(loop.get_executor(), transport, transport, options);
-  std::optional<Result<StartedAgent>> started;
-  asio::co_spawn(loop,
-                 fan_out.run({host_named("box")},
-                             [&started](std::size_t, Result<StartedAgent> outcome) {
-                               started.emplace(std::move(outcome));
-                             }),
-                 asio::detached);
-  loop.restart();
-  while (!started)
-    REQUIRE(loop.run_one_for(std::chrono::seconds(60)) > 0);
+  Outcomes outcomes;
+  run_fan_out(loop, fan_out, {host_named("box")}, outcomes);
   loop.poll();
   std::ifstream file(std::string(directory) + "/runs");
   const auto runs = std::count(std::istreambuf_iterator<char>(file), {}, 'x');
   std::filesystem::remove_all(directory);
-  return {std::move(*started), static_cast<int>(runs)};
+  return {std::move(outcomes.at(0)), static_cast<int>(runs)};
 }
 
 }  // namespace

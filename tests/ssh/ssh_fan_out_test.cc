@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "remote/ssh/ssh_transport.h"
-#include "remote/start/fan_out.h"
 #include "remote/transports/command_transport.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/ssh/nodes.h"
@@ -36,8 +34,6 @@ std::vector<Host> hosts(int count) {
   return list;
 }
 
-using Outcomes = std::map<std::size_t, Result<StartedAgent>>;
-
 /// One fan-out with its shells. The channels in `outcomes` must not outlive it.
 struct Fixture {
   Fixture(const std::string& config, const std::string& line, std::chrono::milliseconds limit)
@@ -54,20 +50,9 @@ struct Fixture {
     return options;
   }
 
-  void run(std::vector<Host> list, bool cancel_at_first = false) {
-    bool returned = false;
-    asio::co_spawn(loop,
-                   fan_out->run(std::move(list),
-                                [this, cancel_at_first](std::size_t host, Result<StartedAgent> outcome) {
-                                  outcomes.emplace(host, std::move(outcome));
-                                  if (cancel_at_first) fan_out->cancel();
-                                }),
-                   [&returned](std::exception_ptr broken) {
-                     if (broken) std::rethrow_exception(broken);
-                     returned = true;
-                   });
-    while (!returned)
-      loop.run_one();
+  void run(
+      std::vector<Host> list, const std::function<void()>& at_outcome = [] {}) {
+    run_fan_out(loop, *fan_out, std::move(list), outcomes, at_outcome);
   }
 
   asio::io_context loop{1};
@@ -137,27 +122,11 @@ TEST_CASE("failing hosts among good ones are reported one by one") {
   start.outcomes.clear();
 }
 
-TEST_CASE("a missing agent and a forced command are distinguished") {
-  Fixture start(nodes().file("ssh_config"), "exit 127", std::chrono::seconds(30));
-  start.run(hosts(1));
-  CHECK(start.outcomes.at(0).error().code == ErrorCode::kAgentMissing);
-  CHECK(start.outcomes.at(0).error().text ==
-        "127.0.0.2: no ddplaunchd at " + kShell +
-            "; install the same version there or name it with --agent PATH");
-  Fixture other(nodes().file("ssh_config"), "echo 'This account is not available'; exit 1",
-                std::chrono::seconds(30));
-  other.run(hosts(1));
-  CHECK(other.outcomes.at(0).error().text ==
-        "127.0.0.2: " + kShell +
-            " ended with exit status 1 before its greeting; its last lines:\n  This account is "
-            "not available");
-}
-
 TEST_CASE("a cancellation in the middle ends every session") {
   const auto descriptors = open_descriptors();
   {
     Fixture start(nodes().file("ssh_config"), kAgent, std::chrono::seconds(60));
-    start.run(hosts(32), true);
+    start.run(hosts(32), [&] { start.fan_out->cancel(); });
     REQUIRE(start.outcomes.size() == 32);
     int cancelled = 0;
     for (const auto& [host, outcome] : start.outcomes) {
@@ -200,15 +169,7 @@ TEST_CASE("the ssh program gives the same outcomes, and reports an unreachable h
   Outcomes outcomes;
   std::vector<Host> list = hosts(3);
   list[1].port = 1;
-  bool returned = false;
-  asio::co_spawn(loop,
-                 fan_out.run(list,
-                             [&outcomes](std::size_t host, Result<StartedAgent> outcome) {
-                               outcomes.emplace(host, std::move(outcome));
-                             }),
-                 [&returned](std::exception_ptr) { returned = true; });
-  while (!returned)
-    loop.run_one();
+  run_fan_out(loop, fan_out, list, outcomes);
   CHECK(outcomes.at(0).has_value());
   CHECK(outcomes.at(2).has_value());
   REQUIRE(outcomes.at(1).has_error());
