@@ -123,6 +123,13 @@ struct LinkFixture {
     until_said(std::to_string(local_rank) + " hello rejoin");
     return std::move(*client);
   }
+  /// A worker in attempt 0.
+  std::unique_ptr<WorkerClient> running() {
+    auto client = worker();
+    begin(0);
+    REQUIRE(client->next_attempt().has_value());
+    return client;
+  }
   void begin(std::uint32_t attempt, std::uint32_t local_rank = 0) {
     link->begin(local_rank, {attempt, 0, 1, 0, 1, 0, 1, "127.0.0.1:29500", true, std::nullopt});
   }
@@ -134,11 +141,16 @@ bool readable(int fd, std::chrono::milliseconds wait = 0ms) {
   return ::poll(&one, 1, static_cast<int>(wait.count())) == 1;
 }
 
-/// Connects a worker that does not use ddplaunch's client.
-UniqueFd raw_connection(const std::string& control) {
+sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::strncpy(address.sun_path, control.c_str() + 5, sizeof address.sun_path - 1);
+  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+  return address;
+}
+
+/// Connects a worker that does not use ddplaunch's client.
+UniqueFd raw_connection(const std::string& control) {
+  const sockaddr_un address = address_of(control.substr(5));
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) return UniqueFd();
   return fd;
@@ -146,6 +158,14 @@ UniqueFd raw_connection(const std::string& control) {
 
 void say(const UniqueFd& fd, const std::string& bytes) {
   REQUIRE(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+}
+
+/// Connects such a worker and lets it greet, with more behind the greeting.
+UniqueFd raw_worker(LinkFixture& world, const std::string& more = "") {
+  UniqueFd worker = raw_connection(world.expect(0).value());
+  say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n" + more);
+  world.until_said("0 hello rejoin");
+  return worker;
 }
 
 TEST_CASE("worker link: a worker runs an attempt, is revoked and runs the next") {
@@ -218,9 +238,7 @@ TEST_CASE("worker link: an attempt that was revoked before the worker took it") 
 
 TEST_CASE("worker link: a worker counts each of its steps, also those that it does not report") {
   LinkFixture world;
-  auto client = world.worker();
-  world.begin(0);
-  REQUIRE(client->next_attempt().has_value());
+  auto client = world.running();
   client->at(0, "load");
   client->at(7, "join");  // the state of another rank
   client->ready();
@@ -265,9 +283,7 @@ TEST_CASE("worker link: what an ended process has said is read before it is forg
 
 /// Sends a datagram, as a program that does not speak the protocol does. Never blocks.
 void report(const std::string& metrics, const std::string& bytes) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::strncpy(address.sun_path, metrics.c_str(), sizeof address.sun_path - 1);
+  const sockaddr_un address = address_of(metrics);
   const UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   REQUIRE(::sendto(fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT,
                    reinterpret_cast<const sockaddr*>(&address),
@@ -313,9 +329,7 @@ TEST_CASE("worker link: an order waits for the hello, and may be sent from the h
 
 TEST_CASE("worker link: the agent closes the link") {
   LinkFixture world;
-  auto client = world.worker();
-  world.begin(0);
-  REQUIRE(client->next_attempt().has_value());
+  auto client = world.running();
   world.link.reset();
   CHECK(readable(client->interrupt(), kPatience));
   const auto revoke = client->await_revoke();
@@ -338,9 +352,7 @@ TEST_CASE("worker link: the agent closes the link while the worker waits") {
 
 TEST_CASE("worker link: the agent sends a stop") {
   LinkFixture world;
-  auto client = world.worker();
-  world.begin(0);
-  REQUIRE(client->next_attempt().has_value());
+  auto client = world.running();
   world.link->stop({"user", 25000});
   const auto revoke = client->await_revoke();
   CHECK(revoke.error().code == ErrorCode::kCancelled);
@@ -350,9 +362,7 @@ TEST_CASE("worker link: the agent sends a stop") {
 
 TEST_CASE("worker link: a wait without an order ends at its deadline") {
   LinkFixture world;
-  auto client = world.worker();
-  world.begin(0);
-  REQUIRE(client->next_attempt().has_value());
+  auto client = world.running();
   const auto revoke = client->await_revoke(20ms);
   CHECK(revoke.error().code == ErrorCode::kTimeout);
   CHECK(revoke.error().text == "no order came from the agent within 20 ms");
@@ -438,9 +448,7 @@ TEST_CASE("worker link: a missing or malformed agent address is an error") {
 UniqueFd listen_at(const std::string& path) {
   ::unlink(path.c_str());
   UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+  const sockaddr_un address = address_of(path);
   REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
   REQUIRE(::listen(listener.get(), 1) == 0);
   return listener;
@@ -519,10 +527,7 @@ TEST_CASE("worker link: an unusable base directory is replaced by /tmp") {
 
 TEST_CASE("worker link: a worker that does not read blocks nothing") {
   LinkFixture world;
-  const auto control = world.expect(0);
-  const UniqueFd worker = raw_connection(*control);
-  say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
-  world.until_said("0 hello rejoin");
+  const UniqueFd worker = raw_worker(world);
   const std::string expected =
       "0 odd does not read its messages from DDPLAUNCH_CONTROL; closed its connection";
   for (std::uint32_t attempt = 0; attempt < 4000 && !world.record.has(expected); ++attempt)
@@ -535,10 +540,7 @@ TEST_CASE("worker link: a worker that does not read blocks nothing") {
 
 TEST_CASE("worker link: queued messages arrive when the worker reads again") {
   LinkFixture world;
-  const auto control = world.expect(0);
-  const UniqueFd worker = raw_connection(*control);
-  say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
-  world.until_said("0 hello rejoin");
+  const UniqueFd worker = raw_worker(world);
   std::size_t size = 0;
   for (std::uint32_t attempt = 0; size < 400'000; ++attempt) {
     const rendezvous::AttemptOrder order{attempt, 0,           1, 0, 1, 0, 1, std::string(500, 's'),
@@ -578,10 +580,7 @@ TEST_CASE("worker link: a worker that is ignored is disconnected, and others con
 TEST_CASE("worker link: a worker may be removed within its own event") {
   LinkFixture world;
   world.record.on_hello = [&] { world.link->forget(0); };
-  const auto control = world.expect(0);
-  const UniqueFd worker = raw_connection(*control);
-  say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n{\"step\":1}\n");
-  world.until_said("0 hello rejoin");
+  const UniqueFd worker = raw_worker(world, "{\"step\":1}\n");
   world.loop.restart();
   world.loop.poll();
   CHECK(world.record.steps.empty());
