@@ -10,11 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "support"), str(TESTS / "cli")]
+import census  # noqa: E402
 from launch import BIN, DDPLAUNCH, SOURCE, LaunchTest, main, wait_until  # noqa: E402
 from push_test import Push, build_id, can_unshare, sum_of  # noqa: E402
 
@@ -26,15 +26,7 @@ RUN_AGENT = f'#!/bin/sh\nexec {QEMU} {AGENT} "$@"\n'
 
 def processes_with(text):
     """Returns the command lines that contain `text`, without those of zombies, which are empty."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if text in line:
-            found.append(line)
-    return found
+    return [line for line in map(census.command_line, census.all_processes()) if text in line]
 
 
 def find_trouble():

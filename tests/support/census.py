@@ -93,6 +93,13 @@ def command_line(pid):
     return ""
 
 
+def leads_session(pid):
+    """Returns whether the process leads a session: workers do, orphans that the agent inherited do not."""
+    with contextlib.suppress(OSError):
+        return os.getsid(pid) == pid
+    return False
+
+
 def number_of(name):
     return int(getattr(signal, "SIG" + name))
 

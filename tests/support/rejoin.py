@@ -71,7 +71,7 @@ class RejoinTest(LaunchTest):
         """Returns {pid: Worker} of the live workers."""
         found = {}
         for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
-            if name in words and leads_session(pid) and (worker := worker_of(pid)):
+            if name in words and census.leads_session(pid) and (worker := worker_of(pid)):
                 found[pid] = worker
                 self.seen.add(worker)
         return found
@@ -124,12 +124,6 @@ class RejoinTest(LaunchTest):
         self.assertEqual(samples.problems(self.samples, LIMIT, epochs), [], done.err)
         begins = {int(step) for step in re.findall(r"continues? from step (\d+)", done.err)}
         self.assertEqual(problems_of_records(self.metrics, begins), [], done.err)
-
-
-def leads_session(pid):
-    with contextlib.suppress(OSError):
-        return os.getsid(pid) == pid
-    return False
 
 
 def last_step(path):

@@ -21,7 +21,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.census import (Victim, all_processes, become_subreaper, below, environment, kill_below, alive_below,
+from tests.support.census import (Victim, all_processes, become_subreaper, below, environment, kill_below, alive_below, leads_session,
                                   named, number_of)
 from tests.support.launch import BIN, DDPLAUNCH, SKIP, Nodes
 
@@ -197,13 +197,6 @@ class Job:
             if not left or time.monotonic() > until:
                 return left
             time.sleep(0.02)
-
-
-def leads_session(pid):
-    """Returns whether the process leads a session: workers do, orphans that the agent inherited do not."""
-    with contextlib.suppress(OSError):
-        return os.getsid(pid) == pid
-    return False
 
 
 def poll_once(fd):
