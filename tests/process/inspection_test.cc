@@ -71,36 +71,6 @@ TEST_CASE("a tool's output and exit are reported") {
   CHECK(bad.trouble() == "it exited 3");
 }
 
-TEST_CASE("a process whose main thread has ended still counts as running") {
-  int ready[2];
-  REQUIRE(pipe2(ready, O_CLOEXEC) == 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    // The other thread reports when it is the only one left: the first has state Z.
-    std::thread([fd = ready[1]] {
-      for (;;) {
-        const auto info = read_process(getpid());
-        if (!info || info->state == 'Z') break;
-        std::this_thread::yield();
-      }
-      (void)!write(fd, "x", 1);
-      for (;;)
-        pause();
-    }).detach();
-    syscall(SYS_exit, 0);  // ends like pthread_exit, without unwinding the stack
-  }
-  close(ready[1]);
-  char byte = 0;
-  CHECK(read(ready[0], &byte, 1) == 1);
-  close(ready[0]);
-  std::string state;
-  for (int i = 0; i < 1000 && state.find("pause") == std::string::npos; ++i)
-    state = take_snapshot(child, ProcessForest()).state;
-  CHECK(state == "main thread ended, another is sleeping in pause");
-  kill(child, SIGKILL);
-  CHECK(waitpid(child, nullptr, 0) == child);
-}
-
 TEST_CASE("a tool that does not end is killed with the processes that it started") {
   const auto began = Clock::now();
   const ToolOutput output = shell("sleep 1000 & echo $!; wait", 3s);
@@ -180,6 +150,30 @@ class Child {
   pid_t pid_ = -1;
 };
 
+/// The work of a child that rests.
+void rest(int ready) {
+  (void)!write(ready, "x", 1);
+  for (;;)
+    pause();
+}
+
+TEST_CASE("a process whose main thread has ended still counts as running") {
+  const Child child([](int ready) {
+    // The other thread reports when it is the only one left: the first has state Z.
+    std::thread([ready] {
+      for (;;) {
+        const auto info = read_process(getpid());
+        if (!info || info->state == 'Z') break;
+        std::this_thread::yield();
+      }
+      rest(ready);
+    }).detach();
+    syscall(SYS_exit, 0);  // ends like pthread_exit, without unwinding the stack
+  });
+  const std::string state = "main thread ended, another is sleeping in pause";
+  CHECK(child.snapshot(state).state == state);
+}
+
 TEST_CASE("the state of a waiting process is read from the kernel") {
   int ends[2];
   REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
@@ -217,19 +211,16 @@ TEST_CASE("the peer of a socket is named") {
     (void)!recv(fd, &byte, 1, 0);
   };
   const Child child(receive);
-  CHECK(child.snapshot("sleeping in recv, " + where).state == "sleeping in recv, " + where);
-  CHECK(child.snapshot("").text.find("TCP sockets: 1 connected, listening at " + where + "\n") !=
-        std::string::npos);
+  const ProcessSnapshot snapshot = child.snapshot("sleeping in recv, " + where);
+  CHECK(snapshot.state == "sleeping in recv, " + where);
+  CHECK(snapshot.text.find("TCP sockets: 1 connected, listening at " + where + "\n") != std::string::npos);
   close(listener);
 }
 
 TEST_CASE("a process that has ended is reported as ended") {
   pid_t pid = -1;
   {
-    const Child child([](int ready) {
-      (void)!write(ready, "x", 1);
-      pause();
-    });
+    const Child child(rest);
     pid = child.pid();
     CHECK(child.snapshot("sleeping in pause").state == "sleeping in pause");
     REQUIRE(kill(pid, SIGSTOP) == 0);
@@ -300,38 +291,52 @@ std::string asked(const std::string& answer, bool closes = true, std::string* qu
   return *result;
 }
 
-TEST_CASE("a node says whether all its quiet workers report steps") {
-  const pid_t child = fork();
-  if (child == 0) {
-    for (;;)
-      pause();
+/// A node's monitor with one worker, and what it sends to the master.
+struct Monitored {
+  asio::io_context loop{1};
+  std::vector<rendezvous::Message> sent;
+  HangMonitor monitor{loop.get_executor(),
+                      [this](const rendezvous::Message& message) { sent.push_back(message); },
+                      [] { return false; }};
+
+  Monitored(std::chrono::seconds timeout, pid_t worker, const std::string& server) {
+    monitor.set_timeout(timeout);
+    monitor.begin(0, 1, {});
+    monitor.worker_started(0, {worker, server});
   }
-  asio::io_context loop(1);
+  ~Monitored() {
+    monitor.stop();
+    asio::co_spawn(loop, monitor.idle(), asio::detached);
+    loop.run();
+  }
+  void wait_for(std::size_t count) {
+    const Clock::time_point end = Clock::now() + 60s;
+    while (sent.size() < count && Clock::now() < end)
+      loop.run_one_for(1s);
+    REQUIRE(sent.size() >= count);
+  }
+  void inspect_unless_active() {
+    rendezvous::Inspect request;
+    request.timeout_ms = 5'000;
+    request.unless_active = true;
+    monitor.inspect(request);
+  }
+};
+
+TEST_CASE("a node says whether all its quiet workers report steps") {
+  const Child child(rest);
+  Monitored node(1s, child.pid(), "");
+  node.wait_for(1);
+  node.monitor.worker_stepped(0, 7, "");
+  node.wait_for(3);
   std::vector<bool> quiet;
   std::vector<bool> by_steps;
-  HangMonitor monitor(
-      loop.get_executor(),
-      [&](const rendezvous::Message& message) {
-        quiet.push_back(std::get<rendezvous::Quiet>(message).quiet);
-        by_steps.push_back(std::get<rendezvous::Quiet>(message).by_steps);
-      },
-      [] { return false; });
-  monitor.set_timeout(1s);
-  monitor.begin(0, 1, {});
-  monitor.worker_started(0, {child, ""});
-  const Clock::time_point end = Clock::now() + 20s;
-  while (quiet.empty() && Clock::now() < end)
-    loop.run_one_for(1s);
-  monitor.worker_stepped(0, 7, "");
-  while (quiet.size() < 3 && Clock::now() < end)
-    loop.run_one_for(1s);
+  for (const rendezvous::Message& message : node.sent) {
+    quiet.push_back(std::get<rendezvous::Quiet>(message).quiet);
+    by_steps.push_back(std::get<rendezvous::Quiet>(message).by_steps);
+  }
   CHECK(quiet == std::vector{true, false, true});
   CHECK(by_steps == std::vector{false, true, true});
-  monitor.stop();
-  asio::co_spawn(loop, monitor.idle(), asio::detached);
-  loop.run();
-  kill(child, SIGKILL);
-  CHECK(waitpid(child, nullptr, 0) == child);
 }
 
 class Directory {
@@ -416,82 +421,50 @@ TEST_CASE("a rank that has left its collective is active, whatever its recorder 
   const Directory directory;
   const std::string path = directory.path() + "/server";
   FakeServer server(path);
-  asio::io_context loop(1);
-  std::vector<rendezvous::Message> sent;
-  HangMonitor monitor(
-      loop.get_executor(), [&](const rendezvous::Message& message) { sent.push_back(message); },
-      [] { return false; });
-  monitor.set_timeout(2s);
-  monitor.begin(0, 1, {});
-  monitor.worker_started(0, {child.pid(), path});
-  const auto wait_for = [&](std::size_t count) {
-    const Clock::time_point end = Clock::now() + 60s;
-    while (sent.size() < count && Clock::now() < end)
-      loop.run_one_for(1s);
-    REQUIRE(sent.size() >= count);
-  };
-  wait_for(1);  // it spins in the collective
-  CHECK(std::get<rendezvous::Quiet>(sent[0]).quiet);
+  Monitored node(1s, child.pid(), path);
+  node.wait_for(1);  // it spins in the collective
+  CHECK(std::get<rendezvous::Quiet>(node.sent[0]).quiet);
   server.finish();
-  sent.clear();
-  rendezvous::Inspect request;
-  request.timeout_ms = 5'000;
-  request.unless_active = true;
-  monitor.inspect(request);
-  wait_for(2);
-  REQUIRE(std::holds_alternative<rendezvous::Quiet>(sent[0]));
-  CHECK_FALSE(std::get<rendezvous::Quiet>(sent[0]).quiet);
-  REQUIRE(std::holds_alternative<rendezvous::Inspection>(sent[1]));
-  CHECK(std::get<rendezvous::Inspection>(sent[1]).last);
-  monitor.stop();
-  asio::co_spawn(loop, monitor.idle(), asio::detached);
-  loop.run();
+  node.sent.clear();
+  node.inspect_unless_active();
+  node.wait_for(2);
+  REQUIRE(std::holds_alternative<rendezvous::Quiet>(node.sent[0]));
+  CHECK_FALSE(std::get<rendezvous::Quiet>(node.sent[0]).quiet);
+  REQUIRE(std::holds_alternative<rendezvous::Inspection>(node.sent[1]));
+  CHECK(std::get<rendezvous::Inspection>(node.sent[1]).last);
 }
 
 TEST_CASE("output that the master does not know of yet is activity") {
-  const Child child([](int ready) {
-    (void)!write(ready, "x", 1);
-    for (;;)
-      pause();
-  });
-  asio::io_context loop(1);
-  std::vector<rendezvous::Message> sent;
-  HangMonitor monitor(
-      loop.get_executor(), [&](const rendezvous::Message& message) { sent.push_back(message); },
-      [] { return false; });
-  monitor.set_timeout(60s);
-  monitor.begin(0, 1, {});
-  monitor.worker_started(0, {child.pid(), ""});
-  monitor.worker_wrote();
-  rendezvous::Inspect request;
-  request.timeout_ms = 5'000;
-  request.unless_active = true;
-  monitor.inspect(request);
-  while (sent.empty())
-    loop.run_one_for(1s);
-  CHECK(std::get<rendezvous::Inspection>(sent[0]).last);
-  monitor.stop();
-  asio::co_spawn(loop, monitor.idle(), asio::detached);
-  loop.run();
+  const Child child(rest);
+  Monitored node(60s, child.pid(), "");
+  node.monitor.worker_wrote();
+  node.inspect_unless_active();
+  node.wait_for(1);
+  CHECK(std::get<rendezvous::Inspection>(node.sent[0]).last);
 }
 
-/// Returns what an inspection of the process says whose gdb is this program.
+/// Returns what the inspection of one process says. It runs on `loop`, which may have more to do.
+std::string inspect(asio::io_context& loop, pid_t pid, ProcessInspection::Options options) {
+  std::string text;
+  options.leaders = {{0, {pid, ""}}};
+  options.deadline = Clock::now() + 60s;
+  ProcessInspection inspection(loop.get_executor(), std::move(options),
+                               [&text](const rendezvous::Inspection& found) { text += found.text; });
+  asio::co_spawn(loop, inspection.run(), [&loop](const std::exception_ptr&) { loop.stop(); });
+  loop.run();
+  return text;
+}
+
+/// The same with this program as gdb.
 std::string inspect_with_gdb(const std::string& program, pid_t pid) {
   const Directory directory;
   const std::string gdb = directory.path() + "/gdb";
   std::ofstream(gdb) << program;
   REQUIRE(chmod(gdb.c_str(), 0755) == 0);
   asio::io_context loop(1);
-  std::string text;
   ProcessInspection::Options options;
-  options.leaders = {{0, {pid, ""}}};
   options.worker_path = directory.path();
-  options.deadline = Clock::now() + 20s;
-  ProcessInspection inspection(loop.get_executor(), std::move(options),
-                               [&text](const rendezvous::Inspection& found) { text += found.text; });
-  asio::co_spawn(loop, inspection.run(), asio::detached);
-  loop.run();
-  return text;
+  return inspect(loop, pid, std::move(options));
 }
 
 TEST_CASE("a debugger that dies in the middle leaves the worker running") {
@@ -516,11 +489,7 @@ TEST_CASE("a debugger that dies in the middle leaves the worker running") {
 }
 
 TEST_CASE("a worker that a user debugs gets no signal") {
-  const Child child([](int ready) {
-    (void)!write(ready, "x", 1);
-    for (;;)
-      pause();
-  });
+  const Child child(rest);
   if (ptrace(PTRACE_SEIZE, child.pid(), nullptr, nullptr) != 0) return;  // no process may be traced here
   REQUIRE(ptrace(PTRACE_INTERRUPT, child.pid(), nullptr, nullptr) == 0);
   REQUIRE(waitpid(child.pid(), nullptr, 0) == child.pid());
@@ -553,25 +522,14 @@ TEST_CASE("NCCL is asked in its own protocol") {
 std::string inspect_with_ras(const std::vector<std::string>& answers, pid_t pid) {
   asio::io_context loop(1);
   FakeRas ras(loop, answers, true);
-  std::string text;
   ProcessInspection::Options options;
-  options.leaders = {{0, {pid, ""}}};
   options.ras_address = "127.0.0.1:" + std::to_string(ras.address().port);
   options.debuggers = false;
-  options.deadline = Clock::now() + 60s;
-  ProcessInspection inspection(loop.get_executor(), std::move(options),
-                               [&text](const rendezvous::Inspection& found) { text += found.text; });
-  asio::co_spawn(loop, inspection.run(), [&loop](const std::exception_ptr&) { loop.stop(); });
-  loop.run();
-  return text;
+  return inspect(loop, pid, std::move(options));
 }
 
 TEST_CASE("NCCL's JSON is read, and asked for as text where it is too long") {
-  const Child child([](int ready) {
-    (void)!write(ready, "x", 1);
-    for (;;)
-      pause();
-  });
+  const Child child(rest);
   const std::string head = "SERVER PROTOCOL 2\nOK\nOK\n";
   const std::string text = head + "NCCL version 2.30.7\n\nErrors\n======\n\nDEAD\n";
   const std::string json =
