@@ -91,16 +91,18 @@ TEST_CASE("notices of ddplaunch are bounded for any input of the nodes, and the 
     queue.push(1, false, "a worker's line\n");
     const std::string word = "gpu07: " + std::string(4096, 'x') + '\n';
     int drops = 0;
+    std::size_t most = 0;
     for (int i = 0; i < 10'000; ++i) {
       const std::size_t before = queue.waiting(2);
       queue.push(2, true, word);
-      REQUIRE(queue.waiting(2) <= ConsoleQueue::kMostOurs);
+      most = std::max(most, queue.waiting(2));
       if (queue.waiting(2) > before) continue;
       ++drops;  // the latest half stays, in whole lines
       REQUIRE(queue.waiting(2) <= ConsoleQueue::kMostOurs / 2);
       REQUIRE(queue.waiting(2) > ConsoleQueue::kMostOurs / 2 - word.size());
     }
     CHECK(drops == 3);
+    CHECK(most <= ConsoleQueue::kMostOurs);
     queue.push(2, true, "ddplaunch: exit 1: rank 3 on gpu07 exited 1\n");
     const std::size_t kept = queue.waiting(2) / word.size();
     const std::string all = drain(queue);
@@ -122,7 +124,7 @@ TEST_CASE("notices that were shown no longer count towards the limit") {
 
 TEST_CASE("a skipping queue keeps the latest lines and reports the number of missing ones") {
   ConsoleQueue queue(true, 16u << 10);
-  for (int i = 0; i < 1000; ++i)
+  for (int i = 0; i < 200; ++i)
     queue.push(1, false, numbered(i * 1000, i * 1000 + 999));
   CHECK_FALSE(queue.full());
   CHECK(queue.waiting(1) <= ConsoleQueue::kSkipAt + 16'000);
@@ -134,7 +136,7 @@ TEST_CASE("a skipping queue keeps the latest lines and reports the number of mis
       all.substr(gap.size(), all.find(" lines not shown; the files have them") - gap.size());
   reported.erase(reported.find(','), 1);
   CHECK(all.find(gap, 1) == std::string::npos);
-  CHECK(all.substr(first_end + 1) == numbered(std::stoi(reported), 999'999));
+  CHECK(all.substr(first_end + 1) == numbered(std::stoi(reported), 199'999));
 }
 
 TEST_CASE("notices of ddplaunch are never skipped, and each gap is reported in its place") {

@@ -230,8 +230,9 @@ TEST_CASE("no line is lost or late, and each rank keeps its order") {
     std::map<int, Texts> went_in;
     std::map<int, Texts> came_out;
     LineFold fold(static_cast<std::size_t>(ranks));
+    bool is_lost = false;  // checked at the end: an assertion for each line would take most of the time
     const LineFold::Sink sink = [&](const LineFold::Line& line) {
-      REQUIRE_FALSE(line.ranks.empty());
+      is_lost = is_lost || line.ranks.empty();
       for (const int rank : line.ranks)
         came_out[rank].push_back(std::to_string(line.stream) + std::string(line.text));
     };
@@ -255,6 +256,7 @@ TEST_CASE("no line is lost or late, and each rank keeps its order") {
       }
     }
     fold.flush(sink);
+    CHECK_FALSE(is_lost);
     CHECK(came_out == went_in);
     CHECK(fold.held() == 0);
     CHECK_FALSE(fold.deadline());
