@@ -151,38 +151,6 @@ TEST_CASE("an address cannot exceed its share, and is banned after repeated fail
   REQUIRE(port.run_until([&] { return port.acceptor->waiting() == 5; }));
 }
 
-TEST_CASE("silent connections that fill an address's share cannot keep a node of this address out") {
-  AdmissionLimits limits;
-  limits.silent_per_address = 8;
-  limits.grace = 50ms;
-  GuardedPort port(limits);
-  std::vector<RawPeer> silent;
-  std::optional<JoinOutcome> outcome;
-  const LinkGoal as = port.joiner();
-  std::size_t renewed = 0;
-  auto join_at = Clock::now() + 200ms;
-  REQUIRE(port.run_until([&] {
-    for (RawPeer& peer : silent) {
-      if (!peer.is_closed()) continue;
-      peer = RawPeer(port.port);
-      ++renewed;
-    }
-    while (silent.size() < limits.silent_per_address)
-      silent.emplace_back(port.port);
-    if (outcome && !outcome->stream && outcome->try_again) {
-      outcome.reset();
-      join_at = Clock::now() + 10ms;
-    }
-    if (Clock::now() >= join_at) {
-      port.start_join(as, outcome);
-      join_at = Clock::time_point::max();
-    }
-    CHECK(port.acceptor->waiting() <= limits.silent_per_address + 1);
-    return outcome && outcome->stream;
-  }));
-  CHECK(renewed > 0);
-}
-
 /// A man in the middle between a node and the port. It records both directions, and may change them.
 struct Middle {
   GuardedPort& world;
@@ -208,27 +176,6 @@ struct Middle {
   }
 };
 
-struct ReceivedBytes {
-  std::string bytes;
-  std::optional<error_code> end;
-};
-
-Awaitable<> listen_to(ByteStream* stream, ReceivedBytes* heard) {
-  std::string buffer(1000, '\0');
-  for (;;) {
-    const auto [error, count] = co_await stream->read_some(asio::buffer(buffer));
-    if (error) {
-      heard->end = error;
-      co_return;
-    }
-    heard->bytes.append(buffer.data(), count);
-  }
-}
-
-Awaitable<> say(ByteStream* stream, std::string text) {
-  (void)co_await stream->write_some(asio::buffer(text));
-}
-
 TEST_CASE("a replayed join is refused, and a changed byte ends the link") {
   GuardedPort port;
   Middle middle(port);
@@ -245,22 +192,23 @@ TEST_CASE("a replayed join is refused, and a changed byte ends the link") {
   CHECK(recorded.find("ddplaunch-link/2 agent job1 gpu02 ") != std::string::npos);
   CHECK(recorded.find(kToken) == std::string::npos);
 
-  ReceivedBytes heard;
-  asio::co_spawn(port.loop, listen_to(port.joined[0].get(), &heard), [](const std::exception_ptr&) {});
-  asio::co_spawn(port.loop, say(outcome->stream.get(), "first words"), [](const std::exception_ptr&) {});
+  Talk master, node;
+  port.run(Talk::hear(&master, port.joined[0].get(), 1000));
+  port.run(Talk::say(&node, outcome->stream.get(), "first words"));
   REQUIRE(port.run_until([&] {
     middle.carry();
-    return heard.bytes == "first words";
+    return master.heard == "first words" && node.sent == master.heard.size();
   }));
   CHECK(middle.up.find("first words") == std::string::npos);
   middle.spoil_up = true;
-  asio::co_spawn(port.loop, say(outcome->stream.get(), "second words"), [](const std::exception_ptr&) {});
+  node.sent = 0;
+  port.run(Talk::say(&node, outcome->stream.get(), "second words"));
   REQUIRE(port.run_until([&] {
     middle.carry();
-    return heard.end.has_value();
+    return master.end.has_value();
   }));
-  CHECK(heard.bytes == "first words");
-  CHECK(heard.end->value() == EBADMSG);
+  CHECK(master.heard == "first words");
+  CHECK(master.end->value() == EBADMSG);
 
   // Replay the same bytes: the hello is valid, but its proof cannot match the new answer. Bytes that come
   // with the hello, before an answer, are refused at once.

@@ -95,61 +95,36 @@ TEST_CASE("open() waits for the node with its rank, and returns the node's link"
   REQUIRE(two.outcome->has_value());
   CHECK(two.channel().address() == "127.0.0.1");
 
-  struct Talk {
-    static Awaitable<> say(ByteStream* stream, bool* said) {
-      const error_code failed = co_await rendezvous::write_line(*stream, "ddplaunchd-hello 1 0.1.0\n");
-      *said = !failed;
-    }
-    static Awaitable<> hear(remote::Channel* channel, std::string* heard) {
-      std::array<char, 100> buffer;
-      const auto stream = channel->stream();
-      const auto [error, count] = co_await stream->read_some(asio::buffer(buffer));
-      heard->assign(buffer.data(), error ? 0 : count);
-    }
-  };
-  bool said = false;
-  std::string heard;
-  job.run(Talk::say(&second.stream(), &said));
-  job.run(Talk::hear(&two.channel(), &heard));
-  REQUIRE(job.run_until([&] { return said && !heard.empty(); }));
-  CHECK(heard == "ddplaunchd-hello 1 0.1.0\n");
+  const std::string line = "ddplaunchd-hello 1 0.1.0\n";
+  Talk node;
+  Talk master;
+  const auto stream = two.channel().stream();
+  job.run(Talk::say(&node, &second.stream(), line));
+  job.run(Talk::hear(&master, stream.get(), line.size()));
+  REQUIRE(job.run_until([&] { return master.heard.size() == line.size(); }));
+  CHECK(master.heard == line);
 }
 
 TEST_CASE("what a waiting node sends is kept until its link is opened") {
   Job job;
   Node node(job, 1);
   REQUIRE(job.run_until([&] { return node.outcome.has_value(); }));
-  std::string sent;
-  for (int i = 0; i < 20'000; ++i)
-    sent += static_cast<char>(i * 2654435761u >> 13);
-  struct Talk {
-    static Awaitable<> say(ByteStream* stream, std::string text, bool* said) {
-      *said = !co_await rendezvous::write_line(*stream, std::move(text));
-    }
-    static Awaitable<> hear(ByteStream* stream, std::size_t wanted, std::string* heard) {
-      std::array<char, 700> buffer;
-      while (heard->size() < wanted) {
-        const auto [error, count] = co_await stream->read_some(asio::buffer(buffer));
-        if (error) co_return;
-        heard->append(buffer.data(), count);
-      }
-    }
-  };
-  bool said = false;
-  job.run(Talk::say(&node.stream(), sent, &said));
-  REQUIRE(job.run_until([&] { return said; }));
+  const std::string sent = some_bytes(20'000);
+  Talk first;
+  job.run(Talk::say(&first, &node.stream(), sent));
+  REQUIRE(job.run_until([&] { return first.sent == sent.size(); }));
   job.loop.restart();
   job.loop.run_for(100ms);
   Opening opening(job, "node1");
   REQUIRE(job.run_until([&] { return opening.outcome.has_value(); }));
   const auto stream = opening.channel().stream();
-  std::string heard;
-  job.run(Talk::hear(stream.get(), 2 * sent.size(), &heard));
-  REQUIRE(job.run_until([&] { return heard.size() == sent.size(); }));
-  bool more_said = false;
-  job.run(Talk::say(&node.stream(), sent, &more_said));
-  REQUIRE(job.run_until([&] { return heard.size() == 2 * sent.size(); }));
-  CHECK(heard == sent + sent);
+  Talk master;
+  job.run(Talk::hear(&master, stream.get(), 2 * sent.size()));
+  REQUIRE(job.run_until([&] { return master.heard.size() == sent.size(); }));
+  Talk second;
+  job.run(Talk::say(&second, &node.stream(), sent));
+  REQUIRE(job.run_until([&] { return master.heard.size() == 2 * sent.size(); }));
+  CHECK(master.heard == sent + sent);
 }
 
 TEST_CASE("a node that joins again after its end is a new incarnation") {

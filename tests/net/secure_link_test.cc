@@ -1,5 +1,6 @@
 // Peers that follow the protocol: the data of a guarded link, and the error that a refused node gets.
-#include "rendezvous/link/connection.h"
+#include <algorithm>
+
 #include "rendezvous/link/secure_stream.h"
 #include "tests/net/secure_link_world.h"
 
@@ -8,48 +9,20 @@ namespace {
 
 using namespace rendezvous;
 
-Awaitable<> send_all(ByteStream* stream, std::string_view bytes, bool* done) {
-  while (!bytes.empty()) {
-    const auto [error, count] = co_await stream->write_some(asio::buffer(bytes.data(), bytes.size()));
-    if (error) break;
-    bytes.remove_prefix(count);
-  }
-  *done = true;
-}
-
-/// Reads until `wanted` bytes or an error, which goes to `end`.
-Awaitable<> receive_all(ByteStream* stream, std::string* into, std::size_t wanted,
-                        std::optional<error_code>* end) {
-  std::string buffer(100'000, '\0');
-  error_code error;
-  while (!error && into->size() < wanted) {
-    const auto [failed, count] = co_await stream->read_some(asio::buffer(buffer));
-    error = failed;
-    into->append(buffer.data(), count);
-  }
-  *end = error;
-}
-
-void spawn(GuardedPort& port, Awaitable<> task) {
-  port.run(std::move(task));
-}
-
-/// Returns what arrives when `bytes` go from one end to the other.
-std::string carried(GuardedPort& port, ByteStream& from, ByteStream& to, const std::string& bytes) {
-  std::string got;
-  bool sent = false;
-  std::optional<error_code> end;
-  spawn(port, send_all(&from, bytes, &sent));
-  spawn(port, receive_all(&to, &got, bytes.size(), &end));
-  REQUIRE(port.run_until([&] { return sent && end; }));
-  return got;
-}
-
-std::string some_bytes(std::size_t size) {
-  std::string bytes(size, '\0');
-  for (std::size_t i = 0; i < size; ++i)
-    bytes[i] = static_cast<char>(i * 2654435761u >> 13);
-  return bytes;
+/// Runs the handshake of each stream, which must succeed.
+void shake_hands(GuardedPort& port, const std::vector<SecureStream*>& streams) {
+  struct Task {
+    static Awaitable<> shake(SecureStream* stream, std::optional<HandshakeEnd>* end) {
+      *end = co_await stream->handshake();
+    }
+  };
+  std::vector<std::optional<HandshakeEnd>> ends(streams.size());
+  for (std::size_t i = 0; i < streams.size(); ++i)
+    port.run(Task::shake(streams[i], &ends[i]));
+  REQUIRE(port.run_until(
+      [&] { return std::ranges::all_of(ends, [](const auto& end) { return end.has_value(); }); }));
+  for (const auto& end : ends)
+    CHECK(!end->refusal);
 }
 
 /// Both ends of a joined pair.
@@ -66,66 +39,15 @@ struct Pair {
   }
 };
 
-TEST_CASE("a node with the token joins and bytes go both ways at once") {
+TEST_CASE("a node with the token joins") {
   GuardedPort port;
   const Pair pair(port);
   CHECK(port.identities[0].job == "job1");
   CHECK(port.identities[0].node == "gpu02");
   CHECK(port.identities[0].role == LinkRole::kAgent);
   CHECK(port.hellos[0].version == "0.1.0");
-  const std::string up = some_bytes(3'000'000);
-  const std::string down = some_bytes(2'000'001);
-  std::string got_up;
-  std::string got_down;
-  bool sent_up = false;
-  bool sent_down = false;
-  std::optional<error_code> up_end;
-  std::optional<error_code> down_end;
-  spawn(port, send_all(pair.node.get(), up, &sent_up));
-  spawn(port, send_all(pair.master, down, &sent_down));
-  spawn(port, receive_all(pair.master, &got_up, up.size(), &up_end));
-  spawn(port, receive_all(pair.node.get(), &got_down, down.size(), &down_end));
-  REQUIRE(port.run_until([&] { return sent_up && sent_down && up_end && down_end; }));
-  CHECK(got_up == up);
-  CHECK(got_down == down);
   CHECK(port.notes.empty());
   CHECK(port.acceptor->waiting() == 0);
-}
-
-TEST_CASE("the frames of the control link go over the secure link") {
-  GuardedPort port;
-  Pair pair(port);
-  Connection agent(port.loop.get_executor(), std::move(pair.node));
-  Connection master(port.loop.get_executor(), std::move(port.joined[0]));
-  bool wrote = false;
-  std::optional<std::string> got;
-  struct Task {
-    static Awaitable<> write(Connection* link, bool* done) {
-      co_await link->write_all();
-      *done = true;
-    }
-    static Awaitable<> read(Connection* link, std::optional<std::string>* got) {
-      for (;;) {
-        auto message = link->next();
-        if (!message) break;
-        if (*message) {
-          *got = message_name(**message);
-          co_return;
-        }
-        const auto more = co_await link->read_more();
-        if (!more) break;
-      }
-      *got = "nothing";
-    }
-  };
-  spawn(port, Task::write(&agent, &wrote));
-  spawn(port, Task::read(&master, &got));
-  agent.send(Leave{});
-  REQUIRE(port.run_until([&] { return got.has_value(); }));
-  CHECK(*got == message_name(Message(Leave{})));
-  agent.close();
-  master.close();
-  REQUIRE(port.run_until([&] { return wrote; }));
 }
 
 TEST_CASE("the sending key is renewed and nothing is lost") {
@@ -145,52 +67,45 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
   };
   const auto server = make(SecureStream::TlsRole::kServer, ends[0]);
   const auto client = make(SecureStream::TlsRole::kClient, ends[1]);
-  struct Task {
-    static Awaitable<> shake(SecureStream* stream, std::optional<HandshakeEnd>* end) {
-      *end = co_await stream->handshake();
-    }
-  };
-  std::optional<HandshakeEnd> at_server;
-  std::optional<HandshakeEnd> at_client;
-  spawn(port, Task::shake(server.get(), &at_server));
-  spawn(port, Task::shake(client.get(), &at_client));
-  REQUIRE(port.run_until([&] { return at_server && at_client; }));
-  CHECK(!at_server->refusal);
-  CHECK(!at_client->refusal);
+  shake_hands(port, {server.get(), client.get()});
   const std::string bytes = some_bytes(2'000'000);  // 20 keys
-  CHECK(carried(port, *server, *client, bytes) == bytes);
+  const auto carry = [&](SecureStream& from, SecureStream& to, Talk& talk) {
+    port.run(Talk::say(&talk, &from, bytes));
+    port.run(Talk::hear(&talk, &to, bytes.size()));
+  };
+  Talk alone, up, down;
+  carry(*server, *client, alone);
+  REQUIRE(port.run_until([&] { return alone.sent + alone.heard.size() == 2 * bytes.size(); }));
+  CHECK(alone.heard == bytes);
   // The same while the remote side renews its own keys.
-  std::string down;
-  bool sent = false;
-  std::optional<error_code> end;
-  spawn(port, send_all(server.get(), bytes, &sent));
-  spawn(port, receive_all(client.get(), &down, bytes.size(), &end));
-  CHECK(carried(port, *client, *server, bytes) == bytes);
-  REQUIRE(port.run_until([&] { return sent && end; }));
-  CHECK(down == bytes);
+  carry(*server, *client, down);
+  carry(*client, *server, up);
+  REQUIRE(
+      port.run_until([&] { return down.heard.size() == bytes.size() && up.heard.size() == bytes.size(); }));
+  CHECK(down.heard == bytes);
+  CHECK(up.heard == bytes);
 }
 
 TEST_CASE("the end of the link is reported, with a goodbye or without") {
   GuardedPort port;
   Pair pair(port);
-  std::string got;
-  std::optional<error_code> end;
-  spawn(port, receive_all(pair.master, &got, 1, &end));
+  Talk master;
+  port.run(Talk::hear(&master, pair.master, 1));
   pair.node->close();
   char record = 0;
   CHECK(::recv(dynamic_cast<SecureStream&>(*pair.master).native_socket(), &record, 1, MSG_PEEK) == 1);
   CHECK(record == 23);  // the goodbye is an encrypted record
-  REQUIRE(port.run_until([&] { return end.has_value(); }));
-  CHECK(*end == asio::error::eof);
+  REQUIRE(port.run_until([&] { return master.end.has_value(); }));
+  CHECK(*master.end == asio::error::eof);
 
-  std::optional<error_code> own;
   GuardedPort other;
   Pair second(other);
-  spawn(other, receive_all(second.node.get(), &got, 1, &own));
+  Talk own;
+  other.run(Talk::hear(&own, second.node.get(), 1));
   other.loop.poll();
   second.node->close();
-  REQUIRE(other.run_until([&] { return own.has_value(); }));
-  CHECK(*own == asio::error::operation_aborted);
+  REQUIRE(other.run_until([&] { return own.end.has_value(); }));
+  CHECK(*own.end == asio::error::operation_aborted);
 }
 
 TEST_CASE("another token is named on both sides") {
@@ -258,15 +173,7 @@ std::unique_ptr<SecureStream> proven_peer(GuardedPort& port) {
                                    {asio::posix::stream_descriptor(port.loop, raw.take().release()), who,
                                     session_key(goal.key, who).value()})
                     .value();
-  struct Task {
-    static Awaitable<> shake(SecureStream* stream, std::optional<HandshakeEnd>* end) {
-      *end = co_await stream->handshake();
-    }
-  };
-  std::optional<HandshakeEnd> end;
-  spawn(port, Task::shake(stream.get(), &end));
-  REQUIRE(port.run_until([&] { return end.has_value(); }));
-  CHECK(!end->refusal);
+  shake_hands(port, {stream.get()});
   return stream;
 }
 
@@ -276,8 +183,8 @@ TEST_CASE("a proven peer needs a valid hello, and in time") {
   GuardedPort port(limits);
   const auto wrong = proven_peer(port);
   const auto silent = proven_peer(port);
-  bool sent = false;
-  spawn(port, send_all(wrong.get(), "GET / HTTP/1.1\n", &sent));
+  Talk talk;
+  port.run(Talk::say(&talk, wrong.get(), "GET / HTTP/1.1\n"));
   REQUIRE(port.run_until([&] { return port.acceptor->waiting() == 1; }));
   REQUIRE(port.run_until([&] { return port.acceptor->waiting() == 0; }));
   CHECK(port.joined.empty());
@@ -321,7 +228,7 @@ TEST_CASE("a node waits for a master that starts later") {
     }
   };
   std::optional<JoinOutcome> outcome;
-  spawn(port, Task::join(&goal, Clock::now() + 20s, &outcome));
+  port.run(Task::join(&goal, Clock::now() + 20s, &outcome));
   port.loop.run_for(120ms);  // some attempts fail meanwhile
   CHECK_FALSE(outcome.has_value());
   late.listen();
@@ -337,7 +244,7 @@ TEST_CASE("a node waits for a master that starts later") {
   std::optional<JoinOutcome> never;
   RawPort silent;
   goal.port = silent.port;
-  spawn(port, Task::join(&goal, Clock::now() + 300ms, &never));
+  port.run(Task::join(&goal, Clock::now() + 300ms, &never));
   REQUIRE(port.run_until([&] { return never.has_value(); }));
   CHECK(never->error.code == ErrorCode::kTimeout);
   const std::string where = "127.0.0.1:" + std::to_string(silent.port);

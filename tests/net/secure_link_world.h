@@ -177,4 +177,38 @@ struct RawPort {
   }
 };
 
+/// One side of a conversation: its sent and received bytes, and the end of its reading.
+struct Talk {
+  std::string heard;
+  std::size_t sent = 0;
+  error_code failed;
+  std::optional<error_code> end;
+
+  static Awaitable<> say(Talk* talk, ByteStream* to, std::string text) {
+    while (talk->sent < text.size() && !talk->failed) {
+      const auto [error, count] =
+          co_await to->write_some(asio::buffer(text.data() + talk->sent, text.size() - talk->sent));
+      talk->sent += count;
+      talk->failed = error;
+    }
+  }
+  static Awaitable<> hear(Talk* talk, ByteStream* from, std::size_t wanted) {
+    std::string buffer(100'000, '\0');
+    error_code error;
+    while (!error && talk->heard.size() < wanted) {
+      const auto [failed, count] = co_await from->read_some(asio::buffer(buffer));
+      error = failed;
+      talk->heard.append(buffer.data(), count);
+    }
+    if (error) talk->end = error;
+  }
+};
+
+inline std::string some_bytes(std::size_t size, unsigned seed = 0) {
+  std::string bytes(size, '\0');
+  for (std::size_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<char>((i + seed) * 2654435761u >> 13);
+  return bytes;
+}
+
 }  // namespace ddp::test
