@@ -38,6 +38,20 @@ bool served(RawClient& client) {
   return client.hear(4) == RequestBytes().u32(7).str();
 }
 
+StoreServer::Options small_buffers() {
+  StoreServer::Options options = StoreServer::loopback();
+  options.max_buffers = 4 << 20;
+  return options;
+}
+
+/// Returns a client that the server has read.
+RawClient greeted(const StoreServer& server) {
+  RawClient client(server.port());
+  client.say(greeting());
+  REQUIRE(served(client));
+  return client;
+}
+
 template <class Condition>
 bool soon(Condition condition) {
   const auto deadline = Clock::now() + 10s;
@@ -53,48 +67,6 @@ std::ptrdiff_t open_descriptors() {
   return std::distance(begin(entries), end(entries));
 }
 
-TEST_CASE("each request gets its reply") {
-  StoreServer server;
-  RawClient client(server.port());
-  const auto replies = [&client](const std::string& request, const std::string& reply) {
-    client.say(request);
-    return client.hear(reply.size()) == reply;
-  };
-  const auto number = [](std::int64_t value) { return RequestBytes().number(value).str(); };
-  const auto text = [](std::string_view value) { return RequestBytes().text(value).str(); };
-  const auto byte = [](std::uint8_t value) { return RequestBytes().u8(value).str(); };
-  client.say(greeting() + RequestBytes(O::kSet).text("k").text("value").str());
-  CHECK(replies(RequestBytes(O::kGet).text("k"), text("value")));
-  CHECK(replies(RequestBytes(O::kAdd).text("n").number(5), number(5)));
-  CHECK(replies(RequestBytes(O::kAdd).text("n").number(-7), number(-2)));
-  CHECK(replies(RequestBytes(O::kWait).list({"k", "n"}), byte(kStopWaiting)));
-  CHECK(replies(RequestBytes(O::kWait).list({}), byte(kStopWaiting)));
-  CHECK(replies(RequestBytes(O::kCheck).list({"k", "n"}), byte(kCheckReady)));
-  CHECK(replies(RequestBytes(O::kCheck).list({"k", "no"}), byte(kCheckNotReady)));
-  CHECK(replies(RequestBytes(O::kCompareSet).text("c").text("").text("one"), text("one")));
-  CHECK(replies(RequestBytes(O::kCompareSet).text("c").text("two").text("three"), text("one")));
-  CHECK(replies(RequestBytes(O::kDeleteKey).text("c"), number(1)));
-  CHECK(replies(RequestBytes(O::kDeleteKey).text("c"), number(0)));
-  client.say(RequestBytes(O::kAppend).text("log").text("a"));
-  client.say(RequestBytes(O::kAppend).text("log").text("b"));
-  client.say(RequestBytes(O::kMultiSet).number(2).text("m1").text("1").text("m2").text(""));
-  CHECK(replies(RequestBytes(O::kMultiGet).list({"m2", "log", "m1"}), text("") + text("ab") + text("1")));
-  CHECK(replies(RequestBytes(O::kNumKeys), number(5)));
-}
-
-TEST_CASE("a pending wait of an old client does not block its requests") {
-  StoreServer server;
-  RawClient old(server.port());
-  old.say(RequestBytes(5).list({"late"}));       // WAIT, which the client abandons
-  old.say(RequestBytes(3).text("n").number(7));  // ADD
-  CHECK(old.hear(8) == RequestBytes().number(7).str());
-  TcpStoreClient other = client_of(server);
-  other.set("late", "").value();
-  other.get("late", 5s).value();  // a set has no reply: this one shows that it was done
-  old.say(RequestBytes(3).text("n").number(1));
-  CHECK(old.hear(8) == RequestBytes().number(8).str());  // no wake-up byte before it
-}
-
 TEST_CASE("a deletion of an old client is answered after a short pause") {
   StoreServer server;
   RawClient old(server.port());
@@ -107,21 +79,15 @@ TEST_CASE("a deletion of an old client is answered after a short pause") {
 TEST_CASE("silent connections stay open") {
   StoreServer server;
   RawClient silent(server.port());
-  RawClient talker(server.port());
-  talker.say(greeting());
-  CHECK(served(talker));
+  RawClient talker = greeted(server);
   silent.say(greeting());
   CHECK(served(silent));
 }
 
 TEST_CASE("a connection with many requests does not keep others waiting") {
   StoreServer server;
-  RawClient greedy(server.port());
-  RawClient other(server.port());
-  for (RawClient* client : {&greedy, &other}) {
-    client->say(greeting());
-    CHECK(served(*client));
-  }
+  RawClient greedy = greeted(server);
+  RawClient other = greeted(server);
   std::string many;
   for (int i = 0; i < 2000; ++i)
     many += RequestBytes(O::kAdd).text("n").number(1);
@@ -141,26 +107,18 @@ TEST_CASE("connections without a request do not keep others out") {
   StoreServer::Options options = StoreServer::loopback();
   options.max_connections = 8;
   StoreServer server(options);
-  RawClient first(server.port());
-  first.say(greeting());
-  CHECK(served(first));
+  RawClient first = greeted(server);
   std::vector<std::unique_ptr<RawClient>> silent;
   for (int i = 0; i < 20; ++i)
     silent.push_back(std::make_unique<RawClient>(server.port()));
   CHECK(silent[0]->closed());
-  RawClient late(server.port());
-  late.say(greeting());
-  CHECK(served(late));
+  RawClient late = greeted(server);
   CHECK(served(first));
 }
 
 TEST_CASE("connections cannot hold more memory than the store allows") {
-  StoreServer::Options options = StoreServer::loopback();
-  options.max_buffers = 4 << 20;
-  StoreServer server(options);
-  RawClient good(server.port());
-  good.say(greeting());
-  CHECK(served(good));
+  StoreServer server(small_buffers());
+  RawClient good = greeted(server);
   RawClient small(server.port());
   small.say(greeting() + RequestBytes(O::kSet).text("s").number(3 << 20).str() + std::string(1 << 20, 's'));
   RawClient large(server.port());
@@ -178,9 +136,7 @@ TEST_CASE("connections cannot hold more memory than the store allows") {
 }
 
 TEST_CASE("what strangers leave unfinished ends before a larger request of a rank") {
-  StoreServer::Options options = StoreServer::loopback();
-  options.max_buffers = 4 << 20;
-  StoreServer server(options);
+  StoreServer server(small_buffers());
   std::vector<std::unique_ptr<RawClient>> strangers;
   for (int i = 0; i < 7; ++i) {
     strangers.push_back(std::make_unique<RawClient>(server.port()));
@@ -195,9 +151,7 @@ TEST_CASE("what strangers leave unfinished ends before a larger request of a ran
 }
 
 TEST_CASE("waits take part in the memory that connections may hold") {
-  StoreServer::Options options = StoreServer::loopback();
-  options.max_buffers = 4 << 20;
-  StoreServer server(options);
+  StoreServer server(small_buffers());
   std::vector<std::unique_ptr<RawClient>> waiting;
   for (int i = 0; i < 8; ++i) {
     RequestBytes wait(O::kWait);
@@ -209,9 +163,7 @@ TEST_CASE("waits take part in the memory that connections may hold") {
     server.wait_until_read();
   }
   CHECK(waiting[0]->closed());
-  RawClient good(server.port());
-  good.say(greeting());
-  CHECK(served(good));
+  RawClient good = greeted(server);
 }
 
 TEST_CASE("a client that does not speak the protocol is disconnected and named") {
@@ -316,9 +268,7 @@ double cpu_seconds(std::thread::native_handle_type thread) {
 
 TEST_CASE("without free descriptors the server pauses accepting and continues later") {
   StoreServer server;
-  RawClient before(server.port());
-  before.say(greeting());
-  REQUIRE(served(before));
+  RawClient before = greeted(server);
 
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -349,9 +299,7 @@ TEST_CASE("stop closes all connections and frees the port") {
   {
     StoreServer server;
     port = server.port();
-    RawClient client(port);
-    client.say(greeting());
-    REQUIRE(served(client));
+    RawClient client = greeted(server);
     server.on_loop([&] {
       server.server().stop();
       server.server().stop();
