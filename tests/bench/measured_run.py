@@ -8,6 +8,7 @@ the CPU is that of the reaped children, and the CPU of the nodes' side is unknow
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import threading
 import time
@@ -24,6 +25,12 @@ def group_root():
         if kind == "cgroup2" and own:
             return pathlib.Path(where + own[0][3:])
     return None
+
+
+def spread(values, digits=0):
+    """Returns "median (min-max)"."""
+    text = [f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))]
+    return f"{text[0]} ({text[1]}-{text[2]})"
 
 
 class Group:
