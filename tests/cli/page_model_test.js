@@ -86,7 +86,10 @@ const tests = {
     const short = (...names) => [...page.shortNames(names).values()];
     equal([short("gpu01.example.org", "gpu02.example.org"), short("127.0.0.2", "127.0.0.3"), short("a.b.org", "a.c.org"), short()], [["gpu01", "gpu02"], ["127.0.0.2", "127.0.0.3"], ["a.b.org", "a.c.org"], []]);
     equal(page.slowRanks(rows).map((row) => row.rank), [3]);
-    equal(page.slowRanks(page.rankRows(stateOf({ status: status([running("gpu01")]) }), page.newHistory())), []);
+    const slow = (steps, step_seconds) => page.slowRanks(page.rankRows(stateOf({ status: status([running("gpu01", { ranks: 4, steps, step_seconds })]) }), page.newHistory())).map((row) => row.rank);
+    equal(slow([100, 99, 101, 97], [0.5, 0.5, 0.52, 0.5]), []);  // reports that crossed
+    equal(slow([100, 100, 100, 100], [0.5, 0.55, 0.7, 0.5]), [2, 1]);
+    equal(slow([100, null, 100, 100], [null, null, null, null]), []);
     const ended = page.rankRows(stateOf({ state: "ended", exit_code: 3 }), historyOf(failedAttempt));
     equal(ended.map((row) => row.sign), ["■", "■", "✕", "■"]);
   },
