@@ -361,14 +361,6 @@ class Setup(SshEnvTest):
             self.assertEqual(done.code, 143, done)
             self.assertLess(done.seconds, 20)
 
-    def test_the_start_limit_applies_to_setup(self):
-        self.cluster()
-        done = self.run_job(*self.ssh, "--start-timeout", "5s", "--setup", "case $SSH_CONNECTION in *127.0.0.3*) sleep 100;; esac", "true")
-        self.assertEqual(done.code, 112, done)
-        self.assertIn("ddplaunch: exit 112: node 127.0.0.3: it was still running --setup when the start limit of 5 s ran out "
-                      "(--start-timeout)\n", done.err)
-        self.assertNotIn("127.0.0.2: it", done.err)
-
     def test_a_setup_per_host_in_the_hostfile(self):
         nodes = self.cluster()
         hosts = self.dir / "hosts"

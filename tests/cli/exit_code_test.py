@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests docs/users/exit_codes.md row by row: real jobs on one node and on several nodes produce each code."""
 
+import json
 import pathlib
 import re
 import signal
@@ -12,30 +13,14 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, SOURCE, LaunchTest, Nodes, main
 
-# For each row of the document, by its cells before the meaning: the cases for one node and for several, or why it has none.
+# For each row of the document, by its cells before the meaning: the case in Cases, or why it has none.
 OURS = "only a mistake of ours makes it: tests/unit/launcher/report/exit_report_test.cc"
 ROWS = {
-    ("0",): ("success", "success_of_nodes"),
-    ("1 … 255",): ("codes", "codes_of_nodes"),
-    ("1",): ("watched", "watched_of_nodes"),
-    ("128 + n",): ("signals", "signals_of_nodes"),
-    ("126, 127",): ("not_executed", "not_executed_of_nodes"),
-    ("129, 130, 143",): ("user_signals", "user_signals_of_nodes"),
-    ("2",): ("usage", "usage_of_nodes"),
-    ("110 … 117",): ("reserved_codes_may_be_a_workers", "reserved_codes_may_be_a_workers_of_nodes"),
-    ("2", "Usage"): ("usage", "usage_of_nodes"),
-    ("110", "Internal"): (OURS, OURS),
-    ("110", "Protocol"): ("protocol", "protocol_of_nodes"),
-    ("111", "Unreachable"): ("unreachable", "unreachable_of_nodes"),
-    ("112", "Timeout"): ("start_timeout", "start_timeout_of_nodes"),
-    ("113", "LinkLost"): ("lost", "lost_of_nodes"),
-    ("114", "AgentMissing"): ("agent_missing", "agent_missing_of_nodes"),
-    ("114", "AgentMismatch"): ("agent_mismatch", "agent_mismatch_of_nodes"),
-    ("115", "Refused"): ("refused", "refused_of_nodes"),
-    ("116", "System"): ("system", "system_of_nodes"),
-    ("117", "Hung"): ("hung", "hung_of_nodes"),
-    ("126", "Exec"): ("not_executed", "not_executed_of_nodes"),
-    ("143", "Cancelled"): ("user_signals", "user_signals_of_nodes"),
+    ("0",): "success", ("1 … 255",): "codes", ("1",): "watched", ("128 + n",): "signals", ("126, 127",): "not_executed",
+    ("129, 130, 143",): "user_signals", ("2",): "usage", ("110 … 117",): "codes", ("2", "Usage"): "usage", ("110", "Internal"): OURS,
+    ("110", "Protocol"): "protocol", ("111", "Unreachable"): "unreachable", ("112", "Timeout"): "start_timeout", ("113", "LinkLost"): "lost",
+    ("114", "AgentMissing"): "agent_missing", ("114", "AgentMismatch"): "agent_mismatch", ("115", "Refused"): "refused", ("116", "System"): "system",
+    ("117", "Hung"): "hung", ("126", "Exec"): "not_executed", ("143", "Cancelled"): "user_signals",
 }
 
 
@@ -51,16 +36,19 @@ def documented_rows():
 
 
 class Document(unittest.TestCase):
-    def test_every_row_has_its_cases_and_every_case_a_row(self):
+    def test_every_row_has_its_case(self):
         rows = documented_rows()
         self.assertEqual(len(rows), len(set(rows)), "a duplicate row")
         self.assertEqual(set(rows), set(ROWS))
-        for cases in ROWS.values():
-            for case, kind in zip(cases, (OneNode, Nodes2)):
+        for case in ROWS.values():
+            for kind in (OneNode, TwoNodes):
                 self.assertTrue(case == OURS or callable(getattr(kind, f"test_{case}", None)), case)
 
 
-class ExitCodes(LaunchTest):
+class Cases:
+    """The cases that are the same on one node and on several. A class has the options of its nodes, the numbers of the last rank and the
+    names of the first and the last host."""
+
     def ends(self, code, why, *args, **popen):
         """Runs a job, and checks its exit code and the reason in its last line."""
         done = self.run_job(*args, **popen)
@@ -71,88 +59,81 @@ class ExitCodes(LaunchTest):
             self.assertRegex(done.err.splitlines()[-1], f"^ddplaunch: exit {code}: {why}", repr(done))
         return done
 
-    def try_system(self, node, *hosts):
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.ends(116, f"node {node}: store: cannot listen on port {taken.getsockname()[1]}: Address already in use; choose "
-                           f"another --master-port, or omit it to use a free port$",
-                      *hosts, "--master-port", taken.getsockname()[1], "true")
-
-    def stopped_by(self, number, *args):
-        """Waits for the job's first line of output, and sends the signal to ddplaunch."""
-        process = self.start(*args)
-        self.assertTrue(process.stdout.readline())
-        process.send_signal(number)
-        return self.finish(process, timeout=40)
+    def last_rank(self, what):
+        """Options and worker of a job in which the last rank does something, and the others wait."""
+        return [*self.options, "sh", "-c", f"ulimit -c 0; if [ $RANK = {self.last} ]; then {what}; fi; sleep 60"]
 
     def fake_agent(self, hello, then):
         """Makes a program that sends an agent's hello line, and then does something else."""
         return self.script("fake_agent", f"#!/bin/sh\nprintf '{hello}'\n{then}\n")
 
-    def real_hello(self):
-        done = subprocess.run([BIN / "ddplaunchd", "--stdio"], input=b"", capture_output=True, check=False)
-        hello = done.stdout.split(b"\n")[0].decode()
-        self.assertTrue(hello.startswith("ddplaunchd-hello "), hello)
-        return hello
+    def hosts(self, text):
+        path = self.dir / "hosts"
+        path.write_text(text)
+        return ["--hostfile", path, "--ssh-config", self.nodes.ssh_config]
 
-    def try_usage(self, *args):
+    def test_success(self):
+        self.ends(0, None, *self.options, "true")
+
+    def test_codes(self):
+        for code in self.codes:
+            self.ends(code, f"rank {self.last} on {self.host} exited {code}$", *self.last_rank(f"exit {code}"))
+
+    def test_signals(self):
+        for name in ("KILL", "SEGV", "TERM", "PIPE"):
+            self.ends(128 + getattr(signal, f"SIG{name}"), f"rank {self.last} on {self.host} killed by SIG{name}", *self.last_rank(f"kill -{name} $$"))
+
+    def test_user_signals(self):
+        for name, why in (("HUP", "stopped by SIGHUP"), ("INT", "stopped by SIGINT from "), ("TERM", "stopped by SIG")):
+            number = getattr(signal, f"SIG{name}")
+            process = self.start(*self.options, "sh", "-c", "echo up; exec sleep 60")
+            self.assertTrue(process.stdout.readline())
+            process.send_signal(number)
+            done = self.finish(process)
+            self.assert_code(done, 128 + number)
+            self.assertRegex(done.err.splitlines()[-1], f"^ddplaunch: exit {128 + number}: {why}")
+
+    def test_usage(self):
         for bad in (["--no-such-option"], ["--nproc-per-node", "0"], ["--hostfile", self.dir / "none"]):
             with self.subTest(bad=bad[0]):
-                done = self.run_job(*args, *bad, "true")
+                done = self.run_job(*self.options, *bad, "true")
                 self.assert_code(done, 2)
                 self.assertRegex(done.err, "^ddplaunch: |none")
 
-    def try_protocol(self, *args):
-        for start, words in (("exec \"$0\" --stdio </dev/null", "its standard input is closed; "),
-                             ("ulimit -n 10; exec \"$0\" --stdio", "too few open files are allowed there (ulimit -n 10)")):
-            done = subprocess.run(["sh", "-c", start, BIN / "ddplaunchd"], input="", capture_output=True, text=True, check=False)
-            self.assertEqual(done.returncode, 110, repr(done))
-            self.assertIn("ddplaunchd: " + words, done.stderr)
-        agent = self.fake_agent(self.real_hello() + r"\n", r"printf '\377\377\377\377\377\377'; exec cat >/dev/null")
-        self.ends(110, "nodes? [^ ]+: ", *args, "--agent", agent, "true")
+    def test_protocol(self):
+        done = subprocess.run([BIN / "ddplaunchd", "--stdio"], input=b"", capture_output=True, check=False)
+        hello = done.stdout.split(b"\n")[0].decode()
+        self.assertTrue(hello.startswith("ddplaunchd-hello "), hello)
+        agent = self.fake_agent(hello + r"\n", r"printf '\377\377\377\377\377\377'; exec cat >/dev/null")
+        self.ends(110, "nodes? [^ ]+: ", *self.options, "--agent", agent, "true")
 
-    def try_start_timeout(self, *args):
-        agent = self.script("mute_agent", "#!/bin/sh\nexec cat >/dev/null\n")
-        # Usually the node's limit ends first. On a busy machine the job's limit may have ended too. Over SSH it includes the logins.
-        why = r"nodes? [^ ]+: (no greeting of \S+ before the start limit; |it was still waiting for the agent's hello when the start limit)"
-        self.ends(112, why, *args, "--agent", agent, "--start-timeout", "10s" if args else "1s", "true")
-
-    def try_lost(self, *args):
+    def test_lost(self):
         # $PPID is the agent. Its keeper kills what the agent leaves.
-        last = "$((WORLD_SIZE - 1))"
-        self.ends(113, "nodes? [^ ]+: the agent was killed by SIGKILL$", *args, "sh", "-c",
-                  f"if [ $RANK = {last} ]; then kill -KILL $PPID; fi; sleep 60")
+        self.ends(113, "nodes? [^ ]+: the agent was killed by SIGKILL$", *self.last_rank("kill -KILL $PPID"))
 
-    def try_agent_missing(self, *args):
-        self.ends(114, "nodes? [^ ]+: .*/no/such/ddplaunchd", *args, "--agent", "/no/such/ddplaunchd", "true")
+    def test_agent_missing(self):
+        self.ends(114, "nodes? [^ ]+: .*/no/such/ddplaunchd", *self.options, "--agent", "/no/such/ddplaunchd", "true")
 
-    def try_agent_mismatch(self, *args):
+    def test_agent_mismatch(self):
         agent = self.fake_agent(r"ddplaunchd-hello 9999 9.9.9\n", "exec cat >/dev/null")
-        self.ends(114, "nodes? [^ ]+: .*9.9.9", *args, "--agent", agent, "true")
+        self.ends(114, "nodes? [^ ]+: .*9.9.9", *self.options, "--agent", agent, "true")
 
-    def try_hung(self, *args):
-        self.ends(117, "the job hung: no worker printed anything or used CPU time for ", *args, "--hang-timeout", "1s", "sh", "-c", "sleep 600")
+    def test_system(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            self.ends(116, f"node {self.first_host}: store: cannot listen on port {port}: Address already in use; choose another --master-port, or omit "
+                           "it to use a free port$", *self.options, "--master-port", port, "true")
 
-    def try_watched(self, *args):
-        self.ends(1, r"""rank 1 on \S+ printed "loss nan" \(--watch 'nan=fail'\)$""", *args, "--watch", "nan=fail", "sh", "-c",
-                  "[ $RANK = 1 ] && echo loss nan; sleep 60")
+    def test_hung(self):
+        self.ends(117, "the job hung: no worker printed anything or used CPU time for ", *self.options, "--hang-timeout", "1s", "sh", "-c", "sleep 600")
+
+    def test_watched(self):
+        self.ends(1, rf"""rank {self.last} on \S+ printed "loss nan" \(--watch 'nan=fail'\)$""", "--watch", "nan=fail", *self.last_rank("echo loss nan"))
 
 
-class OneNode(ExitCodes):
-    def test_success(self):
-        self.ends(0, None, "--nproc-per-node", 2, "true")
-
-    def test_codes(self):
-        for code in (1, 2, 3, 64, 77, 99, 120, 125, 126, 127, 128, 130, 137, 143, 254, 255):
-            with self.subTest(code=code):
-                self.ends(code, f"rank 1 on localhost exited {code}$", "--nproc-per-node", 2, "sh", "-c",
-                          f"if [ $RANK = 1 ]; then exit {code}; fi; sleep 60")
-
-    def test_signals(self):
-        for name in ("ABRT", "KILL", "SEGV", "TERM", "BUS", "FPE", "ILL", "USR1", "PIPE"):
-            with self.subTest(signal=name):
-                number = getattr(signal, f"SIG{name}")
-                self.ends(128 + number, f"rank 0 on localhost killed by SIG{name}", "--nproc-per-node", 2, "sh", "-c",
-                          f"ulimit -c 0; if [ $RANK = 0 ]; then kill -{name} $$; fi; sleep 60")
+class OneNode(Cases, LaunchTest):
+    options, last, host, first_host = ["--nproc-per-node", 2], 1, "localhost", "localhost"
+    codes = (1, 2, 3, 77, 110, 111, 112, 113, 114, 115, 116, 117, 126, 127, 128, 130, 137, 143, 255)
 
     def test_not_executed(self):
         self.ends(127, "node localhost: .*no-such-program-here", "--nproc-per-node", 2, "no-such-program-here")
@@ -162,140 +143,73 @@ class OneNode(ExitCodes):
                   self.script("broken", "#!/no/such/interpreter\n"))
         self.ends(126, "rank 0 on localhost could not be started: .*Exec format error", self.script("garbage", "\0\1\2\3"))
 
-    def test_user_signals(self):
-        for name, why in (("HUP", "stopped by SIGHUP"), ("INT", "stopped by SIGINT from "), ("TERM", "stopped by SIG")):
-            for worker in ("exec sleep 60", 'trap "exit 0" TERM; while :; do sleep 0.05; done'):
-                with self.subTest(signal=name, worker=worker):
-                    number = getattr(signal, f"SIG{name}")
-                    done = self.stopped_by(number, "sh", "-c", f"echo up; {worker}")
-                    self.assert_code(done, 128 + number)
-                    self.assertRegex(done.err.splitlines()[-1], f"^ddplaunch: exit {128 + number}: {why}")
-
-    def test_usage(self):
-        self.try_usage()
-
-    def test_reserved_codes_may_be_a_workers(self):
-        for code in range(110, 120):
-            self.ends(code, f"rank 0 on localhost exited {code}$", "sh", "-c", f"exit {code}")
-
-    def test_protocol(self):
-        self.try_protocol()
+    def test_an_agent_names_what_it_lacks(self):
+        for start, words in (("exec \"$0\" --stdio </dev/null", "its standard input is closed; "),
+                             ("ulimit -n 10; exec \"$0\" --stdio", "too few open files are allowed there (ulimit -n 10)")):
+            done = subprocess.run(["sh", "-c", start, BIN / "ddplaunchd"], input="", capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 110, repr(done))
+            self.assertIn("ddplaunchd: " + words, done.stderr)
 
     def test_unreachable(self):
-        nodes = Nodes(self, 1)
-        self.ends(111, "node 127.0.0.77: ", "--host", "127.0.0.77", "--ssh-config", nodes.ssh_config, "true")
+        self.ends(111, "node 127.0.0.77: ", "--host", "127.0.0.77", "--ssh-config", Nodes(self, 1).ssh_config, "true")
 
     def test_start_timeout(self):
-        self.try_start_timeout()
-
-    def test_lost(self):
-        self.try_lost()
-
-    def test_agent_missing(self):
-        self.try_agent_missing()
-
-    def test_agent_mismatch(self):
-        self.try_agent_mismatch()
+        agent = self.script("mute_agent", "#!/bin/sh\nexec cat >/dev/null\n")
+        # Usually the node's limit ends first. On a busy machine the job's limit may have ended too.
+        why = r"nodes? [^ ]+: (no greeting of \S+ before the start limit; |it was still waiting for the agent's hello when the start limit)"
+        self.ends(112, why, "--agent", agent, "--start-timeout", "1s", "true")
 
     def test_refused(self):
         self.ends(115, "node localhost: the working directory /no/such/dir", "--chdir", "/no/such/dir", "true")
 
-    def test_system(self):
-        self.try_system("localhost")
 
-    def test_hung(self):
-        self.try_hung()
-
-    def test_watched(self):
-        self.try_watched("--nproc-per-node", 2)
-
-
-class Nodes2(ExitCodes):
-    """The same tests over SSH. If possible, the second node is the faulty one."""
+class TwoNodes(Cases, LaunchTest):
+    """Over SSH. If possible, the second node is the faulty one."""
+    last, host, first_host, codes = 3, "127.0.0.3", "127.0.0.2", (1, 113, 255)
 
     def setUp(self):
         super().setUp()
         self.nodes = Nodes(self, 2)
-        self.ssh = ["--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config]
+        self.options = ["--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config]
 
-    def worker(self, what):
-        """Returns a worker command: rank 3, the last one on the second node, runs `what`; the others wait."""
-        return ["sh", "-c", f"ulimit -c 0; if [ $RANK = 3 ]; then {what}; fi; sleep 60"]
-
-    def hosts(self, text):
-        path = self.dir / "hosts"
-        path.write_text(text)
-        return ["--hostfile", path, "--ssh-config", self.nodes.ssh_config]
-
-    def test_success_of_nodes(self):
-        self.ends(0, None, *self.ssh, "true")
-
-    def test_codes_of_nodes(self):
-        for code in (1, 3, 255):
-            self.ends(code, f"rank 3 on 127.0.0.3 exited {code}$", *self.ssh, *self.worker(f"exit {code}"))
-
-    def test_signals_of_nodes(self):
-        for name in ("KILL", "SEGV", "TERM"):
-            self.ends(128 + getattr(signal, f"SIG{name}"), f"rank 3 on 127.0.0.3 killed by SIG{name}", *self.ssh,
-                      *self.worker(f"kill -{name} $$"))
-
-    def test_not_executed_of_nodes(self):
+    def test_not_executed(self):
         for name in ("one", "two"):
             (self.dir / name).mkdir()
         self.script("one/prog", "#!/bin/sh\nsleep 60\n")
         hosts = self.hosts(f"127.0.0.2 slots=1 chdir={self.dir}/one\n127.0.0.3 slots=1 chdir={self.dir}/two\n")
-        self.ends(127, "node 127.0.0.3: ", *hosts, "./prog")
+        done = self.ends(127, "node 127.0.0.3: ", *hosts, "./prog")
+        self.assertIn(f"{self.dir}/two", done.err)
+        report = json.loads((self.job_dir / "report.json").read_text())
+        cause = report["root_cause"]
+        self.assertEqual((report["outcome"], cause["host"], cause["error"]["kind"], cause["error"]["errno"]), ("not_started", "127.0.0.3", "Exec", 2))
         self.script("two/prog", "#!/bin/sh\n", mode=0o644)
         self.ends(126, "node 127.0.0.3: ", *hosts, "./prog")
         self.script("two/prog", "#!/no/such/interpreter\n")
-        self.ends(127, "rank 1 on 127.0.0.3 could not be started: ", *hosts, "./prog")
+        done = self.ends(127, "rank 1 on 127.0.0.3 could not be started: ", *hosts, "./prog")
+        self.assertIn("/no/such/interpreter", done.err)
+        report = json.loads((self.job_dir / "report.json").read_text())
+        cause = report["root_cause"]
+        self.assertEqual((cause["what"], cause["host"], cause["rank"], cause["pid"], cause["error"]["kind"]), ("not_executed", "127.0.0.3", 1, None, "Exec"))
+        # The other node may not have started its worker yet.
+        self.assertLessEqual({(f["rank"], f["stopped_by_ddplaunch"]) for f in report["other_failures"]}, {(0, True)})
 
-    def test_user_signals_of_nodes(self):
-        for name in ("HUP", "INT", "TERM"):
-            number = getattr(signal, f"SIG{name}")
-            done = self.stopped_by(number, *self.ssh, "sh", "-c", 'trap "exit 0" TERM; echo up; while :; do sleep 0.05; done')
-            self.assert_code(done, 128 + number)
-
-    def test_usage_of_nodes(self):
-        self.try_usage(*self.ssh)
-        done = self.run_job(*self.hosts("127.0.0.2 slots=4x\n"), "true")
-        self.assert_code(done, 2)
-        done = self.run_job(*self.ssh, "--nproc-per-node", 3, "true")
-        self.assert_code(done, 2)
-
-    def test_reserved_codes_may_be_a_workers_of_nodes(self):
-        self.ends(113, "rank 3 on 127.0.0.3 exited 113$", *self.ssh, *self.worker("exit 113"))
-
-    def test_protocol_of_nodes(self):
-        self.try_protocol(*self.ssh)
-
-    def test_unreachable_of_nodes(self):
+    def test_unreachable(self):
         self.ends(111, "node 127.0.0.77: ", *self.hosts("127.0.0.2 slots=1\n127.0.0.77 slots=1\n"), "true")
 
-    def test_start_timeout_of_nodes(self):
-        self.try_start_timeout(*self.ssh)
+    def test_start_timeout(self):
+        setup = "case $SSH_CONNECTION in *127.0.0.3*) sleep 100;; esac"
+        done = self.ends(112, r"node 127\.0\.0\.3: it was still running --setup when the start limit of 5 s ran out \(--start-timeout\)$",
+                         *self.options, "--start-timeout", "5s", "--setup", setup, "true")
+        self.assertNotIn("127.0.0.2: it", done.err)
 
-    def test_lost_of_nodes(self):
-        self.try_lost(*self.ssh)
-
-    def test_agent_missing_of_nodes(self):
-        self.try_agent_missing(*self.ssh)
-
-    def test_agent_mismatch_of_nodes(self):
-        self.try_agent_mismatch(*self.ssh)
-
-    def test_refused_of_nodes(self):
+    def test_refused(self):
         self.ends(115, "node 127.0.0.3: the working directory /no/such/dir",
                   *self.hosts("127.0.0.2 slots=1\n127.0.0.3 slots=1 chdir=/no/such/dir\n"), "true")
 
-    def test_system_of_nodes(self):
-        self.try_system("127.0.0.2", *self.ssh)
-
-    def test_hung_of_nodes(self):
-        self.try_hung(*self.ssh)
-
-    def test_watched_of_nodes(self):
-        self.try_watched(*self.ssh)
+    def test_usage(self):
+        super().test_usage()
+        self.assert_code(self.run_job(*self.hosts("127.0.0.2 slots=4x\n"), "true"), 2)
+        self.assert_code(self.run_job(*self.options, "--nproc-per-node", 3, "true"), 2)
 
 
 if __name__ == "__main__":

@@ -200,17 +200,14 @@ class OneNode(Reported):
                                                  r"\(oom_kill in \S+ went from 0 to 1\)$")
         self.assertIn(f"    out of memory: {cause['out_of_memory']}\n", done.err)
 
-    def test_exit_137_without_an_oom_kill_is_an_exit_code(self):
-        done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c", 'if [ $RANK = 1 ]; then exit 137; fi; sleep 60')
-        self.assert_code(done, 137)
-        self.assertIsNone(report["root_cause"]["out_of_memory"])
-        self.assertNotIn("out of memory", done.err)
-
-    def test_kill_by_hand_is_no_oom_killer(self):
-        done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c", 'if [ $RANK = 0 ]; then kill -KILL $$; fi; sleep 60')
-        self.assert_code(done, 137)
-        self.assertIsNone(report["root_cause"]["out_of_memory"])
-        self.assertIn("    SIGKILL: not sent by ddplaunch, but by another process or by the OOM killer; check dmesg on that host\n", done.err)
+    def test_no_end_without_an_oom_kill_is_out_of_memory(self):
+        for end in ("exit 137", "kill -KILL $$"):
+            done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c", f"if [ $RANK = 1 ]; then {end}; fi; sleep 60")
+            self.assert_code(done, 137)
+            self.assertIsNone(report["root_cause"]["out_of_memory"])
+            self.assertEqual("    SIGKILL: not sent by ddplaunch, but by another process or by the OOM killer; check dmesg on that host\n" in done.err,
+                             "KILL" in end)
+            self.assertNotIn("out of memory", done.err)
 
     def test_python_exception(self):
         script = self.script("boom.py", "import os, time\ndef step():\n    raise ValueError('boom')\n"
@@ -224,25 +221,27 @@ class OneNode(Reported):
         self.assertEqual(cause["stderr_tail"][0], "Traceback (most recent call last):")
         self.assertEqual(cause["stderr_tail"][-1], "ValueError: boom")
 
-    def need_torch(self):
+    def test_peers_that_end_before_the_cause_are_not_blamed(self):
+        # Rank 1 fails and closes its connections, but exits late. Its peers fail because of that, and exit first. @record tells its exception.
         if not pytorch.can_join_store(TORCH_PYTHON):
             self.skipTest(pytorch.why_not(TORCH_PYTHON))
-
-    def test_peers_that_end_before_the_cause_are_not_blamed(self):
-        # Rank 1 fails and closes its connections, but exits late. Its peers fail because of that, and exit first.
-        self.need_torch()
         script = self.script("slow.py", "import sys, time, torch, torch.distributed as dist\n"
                              "from torch.distributed.elastic.multiprocessing.errors import record\n"
                              "@record\ndef main():\n    dist.init_process_group('gloo')\n    x = torch.ones(1000)\n"
-                             "    dist.all_reduce(x)\n    if dist.get_rank() == 1: raise ValueError('boom')\n"
+                             "    dist.all_reduce(x)\n    if dist.get_rank() == 1:\n        raise ValueError('boom: twice')\n"
                              "    while True: dist.all_reduce(x)\n"
                              "try: main()\n"
                              "except ValueError: dist.destroy_process_group(); time.sleep(30)\n")
         done, report = self.run_reported("--nproc-per-node", 3, "--python", TORCH_PYTHON, script,
                                          env=dict(self.env, **pytorch.environment(TORCH_PYTHON)))
         self.assert_code(done, 1)
-        cause = report["root_cause"]
-        self.assertEqual((cause["rank"], cause["exception"]["message"], cause["stopped_by_ddplaunch"]), (1, "boom", True))
+        cause, exception = report["root_cause"], report["root_cause"]["exception"]
+        self.assertEqual((cause["rank"], cause["stopped_by_ddplaunch"]), (1, True))
+        self.assertEqual((exception["type"], exception["message"], exception["frame"]),
+                         ("ValueError", "boom: twice", f"{script}:9 in main: raise ValueError('boom: twice')"))
+        self.assertIn("in main\n", exception["traceback"])
+        self.assertRegex(exception["time"], TIME)
+        self.assertIn(f"    exception: ValueError: boom: twice\n      at {script}:9 in main: raise ValueError('boom: twice')\n", done.err)
         self.assertEqual(report["why"], "rank 1 on localhost failed, and was stopped before it exited")
         echoes = [f for f in report["other_failures"] if f["exit_code"] == 1]
         self.assertTrue(echoes, report)
@@ -251,31 +250,15 @@ class OneNode(Reported):
 
     def test_a_terminated_rank_is_the_cause_of_peers_that_end_silently(self):
         script = self.script("peers.py", SILENT_PEERS, mode=0o644)
-        for attempt in range(8):  # the kernel decides which rank is seen to end first
+        for attempt in range(4):  # the kernel decides which rank is seen to end first
             (self.dir / "peers").unlink(missing_ok=True)
             process = self.start("--nproc-per-node", 4, sys.executable, "-S", script, ("exit", "abort")[attempt % 2],
                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
             said = [process.stdout.readline() for _ in range(4)]
-            victim, pid = re.search(r"rank (3) pid (\d+)", "".join(said)).groups()
-            os.kill(int(pid), signal.SIGTERM)
+            os.kill(int(re.search(r"rank 3 pid (\d+)", "".join(said))[1]), signal.SIGTERM)
             done = self.finish(process)
             self.assert_code(done, 143)
-            self.assertIn(f"root cause: rank {victim} ", done.err)
-
-    def test_python_exception_with_record(self):
-        self.need_torch()
-        script = self.script("boom.py", "import os, time\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
-                             "def step():\n    raise ValueError('boom: twice')\n"
-                             "@record\ndef main():\n    if os.environ['RANK'] == '1': step()\n    time.sleep(60)\nmain()\n")
-        done, report = self.run_reported("--nproc-per-node", 2, "--python", TORCH_PYTHON, script)
-        self.assert_code(done, 1)
-        exception = report["root_cause"]["exception"]
-        self.assertEqual((exception["type"], exception["message"]), ("ValueError", "boom: twice"))
-        self.assertEqual(exception["frame"], f"{script}:4 in step: raise ValueError('boom: twice')")
-        self.assertIn("in main\n", exception["traceback"])
-        self.assertRegex(exception["time"], TIME)
-        self.assertIn("    exception: ValueError: boom: twice\n"
-                      f"      at {script}:4 in step: raise ValueError('boom: twice')\n", done.err)
+            self.assertIn("root cause: rank 3 ", done.err)
 
     def test_unusual_bytes_in_stderr(self):
         done, report = self.run_reported("sh", "-c", r"printf 'a\377b\033[31mred\033[0m\n' >&2; exit 4")
@@ -308,44 +291,6 @@ class OneNode(Reported):
         self.assertIn(" into attempt 1, after 1 restart\n", done.err)
         self.assertEqual(report["earlier_attempts"][0]["stderr_tail"], ["attempt 0"])
         self.assertRegex(done.err, r"  earlier attempts:\n    attempt 0, after [\d.]+ m?s: rank 0 on localhost exited 5\n")
-
-
-class TwoNodes(Reported):
-    def hostfile(self, text):
-        path = self.dir / "hosts"
-        path.write_text(text)
-        return path
-
-    def two_directories(self):
-        """Writes a hostfile of two nodes with separate directories, so that the nodes can have different programs."""
-        nodes = Nodes(self, 2)
-        for name in ("one", "two"):
-            (self.dir / name).mkdir()
-        self.script("one/prog", "#!/bin/sh\nsleep 60\n")
-        return ["--hostfile", self.hostfile(f"127.0.0.2 slots=1 chdir={self.dir}/one\n"
-                                            f"127.0.0.3 slots=1 chdir={self.dir}/two\n"), "--ssh-config", nodes.ssh_config]
-
-    def test_program_missing_on_one_node(self):
-        args = self.two_directories()
-        done, report = self.run_reported(*args, "./prog")
-        self.assert_code(done, 127)
-        cause = report["root_cause"]
-        self.assertEqual((report["outcome"], cause["host"], cause["error"]["kind"], cause["error"]["errno"]),
-                         ("not_started", "127.0.0.3", "Exec", 2))
-        self.assertIn("node 127.0.0.3: ", done.err)
-        self.assertIn(f"{self.dir}/two", done.err)
-
-    def test_program_that_cannot_be_executed_on_one_node(self):
-        args = self.two_directories()
-        self.script("two/prog", "#!/no/such/interpreter\n")
-        done, report = self.run_reported(*args, "./prog")
-        self.assert_code(done, 127)
-        cause = report["root_cause"]
-        self.assertEqual((cause["what"], cause["host"], cause["rank"], cause["pid"], cause["error"]["kind"]),
-                         ("not_executed", "127.0.0.3", 1, None, "Exec"))
-        self.assertIn("/no/such/interpreter", done.err)
-        # The other node may not have started its worker yet.
-        self.assertLessEqual({(f["rank"], f["stopped_by_ddplaunch"]) for f in report["other_failures"]}, {(0, True)})
 
 
 # Ends at a given moment of the wall clock, which time namespaces do not change. Rank 0 chooses the moment. Each rank records
