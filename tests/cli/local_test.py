@@ -14,7 +14,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, SAME_REQUEST, LaunchTest, is_running, main, sender, wait_until
+from tests.support.launch import DDPLAUNCH, SAME_REQUEST, LaunchTest, main, sender, wait_until
 
 
 class LocalJob(LaunchTest):
@@ -25,14 +25,15 @@ class LocalJob(LaunchTest):
         self.assertEqual(lines, [f"[localhost:{r}] rank {r} of 4 local {r}" for r in range(4)])
 
     def test_chosen_thread_count_is_reported_once_to_python(self):
+        self.env.pop("OMP_NUM_THREADS", None)
         done = self.run_job("--nproc-per-node", 2, "sh", "-c", "echo $OMP_NUM_THREADS")
-        self.assert_code(done, 0)
-        self.assertEqual(done.err, "")
+        self.assertEqual((done.code, done.err), (0, ""))
         self.assertRegex(done.out, r"^\[localhost:[01]\] \d+\n")
-        done = self.run_job("--nproc-per-node", 2, sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'])")
+        done = self.run_job("--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "1ms", sys.executable, "-c",
+                            "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
         self.assert_code(done, 0)
-        self.assertRegex(done.err, r"^ddplaunch: localhost: OMP_NUM_THREADS is set to \d+ for each worker")
-        self.assertEqual(done.err.count("OMP_NUM_THREADS"), 1)
+        self.assertRegex(done.err, r"(?m)^ddplaunch: localhost: OMP_NUM_THREADS is set to \d+ for each worker")
+        self.assertEqual(done.err.count("OMP_NUM_THREADS"), 1, done.err)
 
     def test_stdout_and_stderr_stay_separate_and_complete(self):
         done = self.run_job("--nproc-per-node", 3, "sh", "-c",
@@ -65,31 +66,12 @@ class LocalJob(LaunchTest):
             self.assertEqual(sum(re.match(step, line) is not None for line in steps), 1, (step, log))
         self.assertEqual(steps[-1], "[job] ddplaunch: exit 1: rank 1 on localhost exited 1")
 
-    def test_signal_death_is_128_plus_n(self):
-        done = self.run_job("--nproc-per-node", 2, "sh", "-c", 'if [ $RANK = 0 ]; then kill -SEGV $$; fi; sleep 60')
-        self.assert_code(done, 128 + signal.SIGSEGV)
-        self.assertIn("SIGSEGV", done.err)
-
-    def test_missing_program(self):
-        done = self.run_job("--nproc-per-node", 2, "no-such-program-here")
-        self.assert_code(done, 127)
-        self.assertIn("no-such-program-here", done.err)
+    def test_a_word_before_a_script_is_named(self):
         done = self.run_job("--nproc-per-node", 1, "no-such-program-here", "run", "train.py")
         self.assertNotIn("omit the word", done.err)
         done = self.run_job("--nproc-per-node", 1, "no-such-program-here", "train.py", "--lr", "1")
-        self.assertRegex(done.err, r"cannot find program 'no-such-program-here' in PATH \(.*\); to run train\.py omit the word before it\n")
-        self.assertIn("localhost", done.err)
-
-    def test_program_that_may_not_run(self):
-        path = self.script("plain", "#!/bin/sh\n", mode=0o644)
-        done = self.run_job(path)
-        self.assert_code(done, 126)
-
-    def test_missing_directory(self):
-        done = self.run_job("--chdir", "/no/such/dir", "true")
-        self.assert_code(done, 115)
-        self.assertIn("localhost: the working directory /no/such/dir: No such file or directory; create it there, or "
-                      "name another with --chdir or chdir= in the hostfile", done.err)
+        self.assert_code(done, 127)
+        self.assertRegex(done.err, r"localhost: .*cannot find program 'no-such-program-here' in PATH \(.*\); to run train\.py omit the word before it\n")
 
     def test_python_script_and_module(self):
         script = self.script("hello.py", "import sys\nprint('argv', sys.argv[1:])\n", mode=0o644)
@@ -109,18 +91,6 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(done.out.splitlines(), [ascii(os.fsencode(unusual))] * 2)
 
-    def test_worker_environment(self):
-        done = self.run_job("--nproc-per-node", 2, "--label", "", "env")
-        self.assert_code(done, 0)
-        names = {line.split("=", 1)[0] for line in done.out.splitlines() if "=" in line}
-        for name in ("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME "
-                     "ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT "
-                     "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE "
-                     "TORCH_NCCL_ASYNC_ERROR_HANDLING NODE_RANK CROSS_RANK CROSS_SIZE LOCAL_SIZE DDPLAUNCH_JOB_ID "
-                     "PYTHONUNBUFFERED OMP_NUM_THREADS").split():
-            self.assertIn(name, names)
-        self.assertIn("MASTER_ADDR=127.0.0.1\n", done.out)
-
     def test_options_of_the_shell_that_starts_the_job_do_not_reach_workers(self):
         self.env.update(SHELLOPTS="noglob:noclobber", BASHOPTS="nocaseglob")
         show = ["bash", "-c", "env | grep -c OPTS=; echo $-; shopt nocaseglob; true"]
@@ -133,41 +103,12 @@ class LocalJob(LaunchTest):
         done = self.run_job("--label", "", "--env", "SHELLOPTS=noglob", *show)  # asked for by name
         self.assertIn("f", done.out.splitlines()[1])
 
-    def test_second_interrupt_kills_at_once(self):
-        process = self.start("--nproc-per-node", 1, "sh", "-c", 'trap "" TERM INT; echo up; while :; do sleep 1; done')
-        self.assertTrue(process.stdout.readline())
-        process.send_signal(signal.SIGINT)
-        while "again" not in process.stderr.readline():
-            pass
-        time.sleep(SAME_REQUEST)
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        done = self.finish(process, timeout=60)
-        self.assert_code(done, 130)
-        self.assertLess(time.monotonic() - began, 20)  # less than the grace of 25 s
-
-    def test_hangup_ignored_by_nohup_stays_ignored(self):
-        process = self.start("sh", "-c", "echo up; sleep 1",
-                             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-        self.assertTrue(process.stdout.readline())
-        process.send_signal(signal.SIGHUP)
-        self.assert_code(self.finish(process, timeout=60), 0)
-
-    def test_user_signals_reach_the_leaders(self):
-        process = self.start("--nproc-per-node", 2, "sh", "-c",
-                             'trap "echo got USR1; exit 0" USR1; echo up; while :; do sleep 0.1; done')
-        self.assertEqual([process.stdout.readline().split("] ")[1] for _ in range(2)], ["up\n"] * 2)
-        process.send_signal(signal.SIGUSR1)
-        done = self.finish(process, timeout=60)
-        self.assert_code(done, 0)
-        self.assertEqual(done.out.count("got USR1"), 2)
-
     @unittest.skipIf(b"__asan_init" in pathlib.Path(DDPLAUNCH).read_bytes(),
                      "a sanitizer needs more address space than the test allows")
     def test_too_little_memory_is_an_error_with_advice(self):
         # Each limit refuses another allocation, some of them in threads.
         refusals = 0
-        for kilobytes in range(20_000, 36_000, 250):
+        for kilobytes in range(20_000, 36_000, 500):
             limits = (resource.RLIMIT_AS, (kilobytes << 10, kilobytes << 10))
             done = subprocess.run([DDPLAUNCH, "--job-dir", self.dir / str(kilobytes), "true"], env=self.env, capture_output=True,
                                   text=True, stdin=subprocess.DEVNULL, preexec_fn=lambda: resource.setrlimit(*limits))
@@ -176,7 +117,7 @@ class LocalJob(LaunchTest):
                 self.assertRegex(done.stderr.splitlines()[-1], "^ddplaunch: exit 116: the system refused a thread or memory: "
                                                                ".*; check ulimit -u and ulimit -v$")
                 refusals += 1
-        self.assertGreater(refusals, 10)
+        self.assertGreater(refusals, 5)
 
     def test_a_loop_over_a_file_keeps_the_lines_that_rank_0_does_not_read(self):
         listed = self.dir / "list"
@@ -251,17 +192,6 @@ class LocalJob(LaunchTest):
         self.assert_code(self.finish(first), 0)
         self.assertEqual((shared / "attempt_0/rank_00000.stdout").read_text(), "up\nend\n")
 
-    def test_a_claim_ends_with_a_crash(self):
-        first = self.start("sh", "-c", "echo $$; exec sleep 60")
-        worker = int(first.stdout.readline().split()[-1])
-        self.assertTrue(wait_until((self.job_dir / "attempt_0/rank_00000.stdout").exists))
-        first.kill()
-        first.communicate()
-        self.assertTrue(wait_until(lambda: not is_running(worker), 60))
-        done = self.run_job("--job-dir", self.job_dir, "true")
-        self.assert_code(done, 2)
-        self.assertIn("holds an earlier run", done.err)
-
     def test_a_job_id_and_its_directory_work_again_when_that_was_deleted(self):
         for word in ("one", "two", "three"):
             done = self.run_job("--job-id", self.job, "--job-dir", self.dir / "out", "-n", "1", "echo", word)
@@ -290,15 +220,6 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 111)
         self.assertEqual(done.out, "")
 
-    def test_the_threads_of_python_workers_are_noted_once(self):
-        self.env.pop("OMP_NUM_THREADS", None)
-        done = self.run_job("--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "1ms", sys.executable, "-c",
-                            "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
-        self.assert_code(done, 0)
-        self.assertEqual(done.err.count("OMP_NUM_THREADS"), 1, done.err)
-        done = self.run_job("--nproc-per-node", 2, "true")
-        self.assertEqual((done.code, done.err), (0, ""))
-
     def test_a_long_start_names_what_it_waits_for(self):
         with socket.socket() as silent:
             silent.bind(("127.0.0.1", 0))
@@ -317,46 +238,37 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(sorted(int(line.split("] ")[1]) for line in done.out.splitlines()), list(range(300)))
 
+    def limited(self, soft, hard, *args):
+        return self.run_job(*args, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
+
     def test_few_descriptors(self):
-        import resource
-        done = self.run_job("--nproc-per-node", 40, "sh", "-c", "ulimit -Sn", preexec_fn=lambda: resource.setrlimit(
-            resource.RLIMIT_NOFILE, (64, 4096)))
+        done = self.limited(64, 4096, "--nproc-per-node", 40, "sh", "-c", "ulimit -Sn")
         self.assert_code(done, 0)
         self.assertEqual({line.split("] ")[1] for line in done.out.splitlines()}, {"64"})
 
     def test_a_local_job_needs_few_open_files(self):
-        import resource
-
-        def limited(number):
-            return self.run_job("--nproc-per-node", 2, "--oversubscribe", "sh", "-c", "echo out; echo err >&2",
-                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (number, number)))
-        done = limited(39)
+        job = ("--nproc-per-node", 2, "--oversubscribe", "sh", "-c", "echo out; echo err >&2")
+        done = self.limited(39, 39, *job)
         self.assert_code(done, 116)
         self.assertIn("ddplaunch: exit 116: 1 host needs 40 open files on this machine, but the hard limit is 39;", done.err)
-        done = limited(64)
+        done = self.limited(64, 64, *job)
         self.assert_code(done, 0)
         self.assertEqual(done.out.count("out\n"), 2)
         for rank in range(2):
             self.assertEqual((self.job_dir / f"attempt_0/rank_{rank:05}.stderr").read_text(), "err\n")
 
     def test_more_workers_than_the_hard_limit_of_open_files_allows(self):
-        import resource
-
-        def limited(number):
-            return self.run_job("--nproc-per-node", 40, "--oversubscribe", "sh", "-c", "touch ran",
-                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (number, number)))
-        done = limited(307)
+        job = ("--nproc-per-node", 40, "--oversubscribe", "sh", "-c", "touch ran")
+        done = self.limited(307, 307, *job)
         self.assert_code(done, 116)
         self.assertTrue(done.err.endswith(
             "ddplaunch: exit 116: node localhost: 40 workers need 308 open files on this node, but the hard limit is 307; raise it "
             "(ulimit -n 308, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n"), done.err)
         self.assertFalse((self.dir / "ran").exists(), "a worker was started")
-        self.assert_code(limited(308), 0)
+        self.assert_code(self.limited(308, 308, *job), 0)
 
     def test_more_hosts_than_the_hard_limit_of_open_files_allows(self):
-        import resource
-        done = self.run_job("--hosts", "node[0001-1000]", "true", preexec_fn=lambda: resource.setrlimit(
-            resource.RLIMIT_NOFILE, (1024, 4096)))
+        done = self.limited(1024, 4096, "--hosts", "node[0001-1000]", "true")
         self.assert_code(done, 116)
         self.assertEqual(done.err, "ddplaunch: exit 116: 1000 hosts need 7064 open files on this machine, but the hard limit is "
                          "4096; raise it (ulimit -n 7064, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n")

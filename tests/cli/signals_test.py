@@ -2,8 +2,7 @@
 """Tests the effect of the user's signals and the terminal on a job: Ctrl-C, Ctrl-Z, hang-up, nohup, &, SIGUSR1/2; local and
 over SSH.
 
-The shell is a real bash with job control on a pseudo-terminal. (tests/cli/local_test.py has the plain cases without a
-terminal.)"""
+The shell is a real bash with job control on a pseudo-terminal."""
 
 import contextlib
 import json
