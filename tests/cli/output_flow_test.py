@@ -98,9 +98,11 @@ class OutputFlow(LaunchTest):
             expected = subprocess.run([LINES, str(rank), str(count)], stdout=subprocess.PIPE, check=True).stdout
             self.assertTrue(self.stored(rank).read_bytes() == expected, f"the file of rank {rank} is not what it wrote")
 
-    def reader_stops_and_goes_on(self, *args):
+    def test_a_reader_that_pauses_over_ssh_loses_nothing(self):
         # The reader stops for longer than a silent node or master is tolerated. Heartbeats do not wait behind the output.
-        process = self.launch(*args, "--node-timeout", "6s", "--master-timeout", "6s", LINES, "-", 40000)
+        nodes = Nodes(self, 4)
+        process = self.launch("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--node-timeout", "6s", "--master-timeout", "6s",
+                              LINES, "-", 40000)
         self.wait_until_blocked()
         blocked = time.monotonic()
         self.assertFalse(wait_until(lambda: process.poll() is not None, 6.5), process.errors.text())
@@ -109,13 +111,6 @@ class OutputFlow(LaunchTest):
         out, _ = self.end(process, 0)
         self.check(out, 8, 40000)
         self.check_stored(8, 40000)
-
-    def test_a_reader_that_pauses_loses_nothing(self):
-        self.reader_stops_and_goes_on("--nproc-per-node", 8)
-
-    def test_a_reader_that_pauses_over_ssh_loses_nothing(self):
-        nodes = Nodes(self, 4)
-        self.reader_stops_and_goes_on("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config)
 
     def test_the_checker_finds_lost_and_torn_lines(self):
         line = subprocess.run([LINES, "0", "3"], stdout=subprocess.PIPE, check=True).stdout.splitlines(True)
@@ -172,7 +167,7 @@ class OutputFlow(LaunchTest):
         self.assertEqual(out.count(b"\n"), lines)
 
     def test_endless_stderr_of_a_host_costs_no_memory(self):
-        size = 300_000_000 if SLACK == 1 else 10_000_000
+        size = 20_000_000 if SLACK == 1 else 2_000_000
         ssh = self.script("ssh", "#!/bin/sh\n"
                           "for last; do :; done\n"
                           f"(yes 'a talkative host' | head -c {size} >&2; touch '{self.dir}/go') &\n"
@@ -182,14 +177,14 @@ class OutputFlow(LaunchTest):
         self.addCleanup(os.close, end)
         process = self.start("--host", "talkative", "--ssh-command", ssh, "--nproc-per-node", 1, "--start-timeout", "20s", "--no-push",
                              "sh", "-c", f"read -r word < '{self.dir}/end'; echo done")
-        self.assertTrue(wait_until(lambda: (self.dir / "go").exists() or process.poll() is not None, 60))
+        self.assertTrue(wait_until(lambda: (self.dir / "go").exists() or process.poll() is not None, 120))
         status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
         os.write(end, b"end\n")
         process.errors = Reader(process.stderr)
         _, err = self.end(process, 0)
         peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
         if SLACK == 1:  # a sanitizer keeps freed memory
-            self.assertLess(peak, 150_000)
+            self.assertLess(peak, 20_000)
         self.assertEqual(err.count("talkative: more than 64 KiB on the stderr of its agent (or of ssh); the rest is dropped\n"), 1)
         self.assertLess(err.count("talkative: a talkative host\n"), 8000)
 
