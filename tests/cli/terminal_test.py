@@ -8,7 +8,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Nodes, main, wait_until
+from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
 from tests.support.terminal import DEBIAN_PYTHON, Terminal, Tmux, needs
 
 # Bars stop halfway until the test has seen them all on the screen.
@@ -96,12 +96,6 @@ class TerminalTest(LaunchTest):
         settings.setdefault("env", self.env)
         return Terminal(self, self.command("--quiet", *args), cwd=self.dir, **settings)
 
-    def on_two_nodes(self):
-        """Returns options for 8 ranks on two SSH nodes."""
-        nodes = Nodes(self, 2)
-        return ["--hostfile", str(nodes.hostfile), "--ssh-config", str(nodes.ssh_config), "--oversubscribe",
-                "--nproc-per-node", "4", "--chdir", str(self.dir)]
-
     def assert_rows(self, rows, *patterns):
         """Checks that every row matches one of the patterns. Returns the matching rows of each pattern, in the patterns'
         order."""
@@ -131,7 +125,9 @@ FRAME = r"\s*\d+%\|.{10,}\| \d+/\d+ \[\d\d:\d\d<(\d\d:\d\d|\?), +[\d.?]+(it/s|s/
 class Bars(TerminalTest):
     def test_tqdm_of_8_ranks_on_2_nodes(self):
         needs("tqdm")
-        terminal = self.terminal(*self.on_two_nodes(), *self.worker(TQDM))
+        nodes = Nodes(self, 2)
+        terminal = self.terminal("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--oversubscribe", "--nproc-per-node", 4,
+                                 "--chdir", self.dir, *self.worker(TQDM))
         # During the run there are complete lines above, and one row for all ranks at the bottom.
         folded = LABEL + "train: .*" + r"  \[8 ranks: \d+-\d+%\]"
         self.assertTrue(terminal.until(lambda: re.fullmatch(folded, *last(terminal.rows()))))
@@ -148,35 +144,27 @@ class Bars(TerminalTest):
         self.assertEqual([re.match(LABEL, bar)[1] for bar in bars], ["0"])  # of the other ranks only in the files
         self.assert_nothing_left()
 
-    def test_nested_tqdm(self):
-        needs("tqdm")
-        terminal = self.terminal(*self.on_two_nodes(), *self.worker(NESTED))
-        both = lambda: re.search(r"epochs: .*\[8 ranks: \d.*\n.*epoch \d: .*\[8 ranks: \d", "\n".join(last(terminal.rows(), 2)))
+    def nested(self, terminal, upper, lower):
+        """Waits until both bars of four ranks are shown, and then for the end. Returns all rows."""
+        both = lambda: re.search(rf"{upper} .*\[4 ranks: \d.*\n.*{lower} .*\[4 ranks: \d", "\n".join(last(terminal.rows(), 2)))
         self.assertTrue(terminal.until(both), "\n".join(terminal.rows()))
         (self.dir / "seen").touch()
         self.assertEqual(terminal.wait(), 0)
-        notes, bars = self.assert_rows(terminal.rows(), LABEL + r"note of \1 in \d", LABEL + "epochs: 100%.*3/3.*")
-        self.assertEqual([len(notes), len(bars)], [24, 1])
+        return terminal.rows()
+
+    def test_nested_tqdm(self):
+        needs("tqdm")
+        rows = self.nested(self.terminal("--nproc-per-node", 4, *self.worker(NESTED)), "epochs:", r"epoch \d:")
+        notes, bars = self.assert_rows(rows, LABEL + r"note of \1 in \d", LABEL + "epochs: 100%.*3/3.*")
+        self.assertEqual([len(notes), len(bars)], [12, 1])
 
     def test_rich(self):
         needs("rich")
-        terminal = self.terminal(*self.on_two_nodes(), *self.worker(RICH))
-        both = lambda: re.search(r"one .*\[8 ranks: \d.*\n.*two .*\[8 ranks: \d", "\n".join(last(terminal.rows(), 2)))
-        self.assertTrue(terminal.until(both), "\n".join(terminal.rows()))
-        (self.dir / "seen").touch()
-        self.assertEqual(terminal.wait(), 0)
-        printed, one, two = self.assert_rows(terminal.rows(), LABEL + r"printed by \1", LABEL + "one .*100%.*",
-                                             LABEL + "two .*100%.*")
-        self.assertEqual([len(printed), len(one), len(two)], [8, 1, 1])
+        terminal = self.terminal("--nproc-per-node", 4, *self.worker(RICH))
+        printed, one, two = self.assert_rows(self.nested(terminal, "one", "two"), LABEL + r"printed by \1", LABEL + "one .*100%.*", LABEL + "two .*100%.*")
+        self.assertEqual([len(printed), len(one), len(two)], [4, 1, 1])
         self.assertFalse(terminal.screen.cursor.hidden)
         self.assertNotIn(b"\x1b[?25", terminal.raw)
-
-    def test_plain_bar_of_8_ranks_on_2_nodes(self):
-        needs()
-        terminal = self.terminal(*self.on_two_nodes(), *self.worker(PLAIN_BAR))
-        self.assertEqual(terminal.wait(), 0)
-        halfway, bars = self.assert_rows(terminal.rows(), LABEL + r"halfway on \1", LABEL + "100% " + "#" * 20)
-        self.assertEqual([len(halfway), len(bars)], [8, 1])
 
     def test_bars_shows_a_row_per_rank_per_node_or_none(self):
         needs("tqdm")
@@ -191,26 +179,6 @@ class Bars(TerminalTest):
                 self.assertEqual(len(live()), ends, "\n".join(terminal.rows()))
                 (self.dir / "stop").unlink()
 
-    def test_the_lowest_shown_rank_shows_its_finished_bar(self):
-        needs()
-        for select, expected in (((), ["0"]), (("--show-ranks", "2-3"), ["2"]), (("--bars", "all"), list("0123"))):
-            with self.subTest(select=select):
-                outcome = self.run_job("--nproc-per-node", 4, *select, *self.worker(PLAIN_BAR))
-                self.assert_code(outcome, 0)
-                ends = [re.fullmatch(LABEL + "100% " + "#" * 20, line) for line in outcome.out.splitlines()]
-                self.assertEqual(sorted(end[1] for end in ends if end), expected, repr(outcome))
-                for rank in range(4):
-                    self.assertIn("\r100% " + "#" * 20, (self.job_dir / f"attempt_0/rank_{rank:05}.stdout").read_bytes().decode())
-
-    def test_narrow_terminal(self):
-        needs("tqdm")
-        terminal = self.terminal("--nproc-per-node", 2, *self.worker(ENDLESS), columns=24)
-        terminal.until(lambda: any("line 25" in row for row in terminal.rows()))
-        terminal.read(0.3)
-        self.assertEqual(sum("work:" in row for row in terminal.rows()), 1, "\n".join(terminal.rows()))
-        terminal.type(b"\x03")
-        self.assertEqual(terminal.wait(), 130)
-
     def test_dumb_terminal_gets_no_escapes(self):
         needs("tqdm")
         (self.dir / "seen").touch()
@@ -224,7 +192,7 @@ class NoTerminal(TerminalTest):
     def test_a_pipe_gets_each_bar_once_and_no_carriage_return(self):
         needs("tqdm", "rich")
         (self.dir / "seen").touch()
-        for text, last in ((TQDM, "train: 100%"), (NESTED, "epochs: 100%"), (PLAIN_BAR, "100% ####"), (RICH, "one ")):
+        for text, last in ((NESTED, "epochs: 100%"), (PLAIN_BAR, "100% ####"), (RICH, "one ")):
             with self.subTest(last=last):
                 outcome = self.run_job("--nproc-per-node", 2, *self.worker(text))
                 self.assert_code(outcome, 0)
@@ -255,18 +223,24 @@ class TerminalEnd(TerminalTest):
         os.kill(terminal.pid, 9)
         self.assertEqual(terminal.wait(), 137)
         self.assertEqual((terminal.screen.cursor.hidden, terminal.screen.cursor.x), (False, 0))
-        self.assertTrue(wait_until(lambda: not [p for p in self.left() if "worker.py" in p[1]]))
+        left = lambda: live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
+        self.assertTrue(wait_until(lambda: not [words for _, words in left() if "worker.py" in words]))
 
-    def left(self):
-        from tests.support.launch import live_processes_with
-        return live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
-
-    def test_ctrl_z_and_fg(self):
+    def in_shell(self, behind=""):
+        """Starts a job whose bars do not end in a shell, with `behind` after the command. Returns the shell when it shows lines."""
         needs("tqdm")
         tmux = Tmux(self, cwd=self.dir, env=self.env)
         command = " ".join(map(str, self.command("--quiet", "--nproc-per-node", 2, *self.worker(ENDLESS))))
-        tmux.line(f"PS1='$ '; stty -tostop; clear; {command}")
+        tmux.line(f"PS1='$ '; stty -tostop; clear; {command}{behind}")
         self.assertTrue(tmux.until(lambda rows: any("line 15 of 1" in row for row in rows)))
+        return tmux
+
+    def end_in_shell(self, tmux):
+        (self.dir / "stop").touch()
+        self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
+
+    def test_ctrl_z_and_fg(self):
+        tmux = self.in_shell()
         tmux.type("C-z")
         self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
         rows = tmux.rows()
@@ -274,36 +248,24 @@ class TerminalEnd(TerminalTest):
         tmux.line("fg")
         self.assertTrue(tmux.until(lambda rows: "work: " in last(rows)[0]), "\n".join(tmux.rows()))
         self.assertEqual(sum("work: " in row for row in tmux.rows()), 1, "\n".join(tmux.rows()))
-        (self.dir / "stop").touch()
-        self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
+        self.end_in_shell(tmux)
         self.assertEqual(sum("work: " in row for row in tmux.rows()), 1, "\n".join(tmux.rows()))
 
     def test_a_background_job_draws_no_rows(self):
-        needs("tqdm")
-        tmux = Tmux(self, cwd=self.dir, env=self.env)
-        command = " ".join(map(str, self.command("--quiet", "--nproc-per-node", 2, *self.worker(ENDLESS))))
-        tmux.line(f"PS1='$ '; stty -tostop; clear; {command} &")
-        self.assertTrue(tmux.until(lambda rows: any("line 25 of 1" in row for row in rows)))
+        tmux = self.in_shell(" &")
         self.assertFalse([row for row in tmux.rows() if "work: " in row], "\n".join(tmux.rows()))
         tmux.line("fg")
         self.assertTrue(tmux.until(lambda rows: "work: " in last(rows)[0]), "\n".join(tmux.rows()))
-        (self.dir / "stop").touch()
-        self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
+        self.end_in_shell(tmux)
 
     def test_resize(self):
-        needs("tqdm")
-        tmux = Tmux(self, columns=110, cwd=self.dir, env=self.env)
-        command = " ".join(map(str, self.command("--quiet", "--nproc-per-node", 2, *self.worker(ENDLESS))))
-        tmux.line(f"PS1='$ '; clear; {command}")
-        self.assertTrue(tmux.until(lambda rows: any("line 15 of 1" in row for row in rows)))
+        tmux = self.in_shell()
         for columns, rows in ((60, 40), (30, 20), (120, 30), (80, 10)):
             tmux.resize(columns, rows)
             latest = max(int(n) for row in tmux.rows() for n in re.findall(r"line (\d+) of 1", row))
             self.assertTrue(tmux.until(lambda rows: any(f"line {latest + 20} of 1" in row for row in rows)))
-        (self.dir / "stop").touch()
-        self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
-        rows = tmux.rows()
-        self.assertEqual(sum("work: " in row for row in rows), 1, "\n".join(rows))
+        self.end_in_shell(tmux)
+        self.assertEqual(sum("work: " in row for row in tmux.rows()), 1, "\n".join(tmux.rows()))
 
 
 class SlowReaders(TerminalTest):
@@ -339,7 +301,7 @@ class SlowReaders(TerminalTest):
     def test_block_makes_workers_wait_for_a_terminal(self):
         needs()
         terminal = self.terminal("--nproc-per-node", 1, "--console", "block", *self.FLOOD)
-        self.assertFalse(wait_until((self.dir / "done").exists, 3))
+        self.assertFalse(wait_until((self.dir / "done").exists, 2))
         self.assertEqual(self.flood_of(self.bytes_of(terminal.fd)), (list(range(1, 200_001)), []))
 
     def test_a_blocked_pipe_is_reported_on_the_terminal(self):
