@@ -70,6 +70,13 @@ class Check(LaunchTest):
             return found
         self.assertTrue(wait_until(lambda: not agents()), "agents are left")
 
+    def with_tool(self, name, text):
+        """Makes a program for the nodes. Returns options with which they find it."""
+        tools = self.dir / "tools"
+        tools.mkdir()
+        self.script(f"tools/{name}", text)
+        return "--env", f"PATH={tools}:{os.environ['PATH']}"
+
     def errors(self, report):
         return [(f["item"], f["hosts"], f["text"]) for f in report["findings"] if f["level"] == "error"]
 
@@ -143,23 +150,13 @@ class Check(LaunchTest):
                          "ddplaunch: exit 114: 2 hosts of 4 could not be checked: 127.0.0.3,dead")
 
     def test_an_agent_that_dies_is_reported_by_its_keeper(self):
-        smi = self.dir / "tools"
-        smi.mkdir()
-        self.script("tools/nvidia-smi", "#!/bin/sh\nkill -KILL $PPID\nexec sleep 300\n")
+        path = self.with_tool("nvidia-smi", "#!/bin/sh\nkill -KILL $PPID\nexec sleep 300\n")
         self.hostfile("127.0.0.2\n")
-        done, report = self.check_json("--env", f"PATH={smi}:{os.environ['PATH']}")
+        done, report = self.check_json(*path)
         self.assertEqual(done.returncode, 113, done)
         self.assertRegex(report["hosts"][0]["error"]["text"], "^the agent was killed by SIGKILL; killed [01] leftover process")
 
-    def test_a_silent_host_blocks_no_other_host(self):
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            self.hostfile(f"127.0.0.2\nslow address=127.0.0.1 port={silent.getsockname()[1]}\n")
-            done, report = self.check_json("--start-timeout", "15s")
-        self.assertIn(done.returncode, (111, 112), done)
-        self.assertEqual(self.errors(report)[0][:2], ("reach", ["slow"]))
-        self.assertIn("cpus", report["hosts"][0])
-
-    def test_interrupt(self):
+    def test_interrupt_while_one_host_is_silent(self):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             self.hostfile(f"127.0.0.2\nslow address=127.0.0.1 port={silent.getsockname()[1]}\n")
             process = subprocess.Popen(["nohup", *self.command_of()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -180,7 +177,7 @@ class Check(LaunchTest):
             connection.close()
         self.assertEqual(process.returncode, 130, err)
         self.assertEqual(err.splitlines()[-1], f"ddplaunch: exit 130: stopped by the user while {waiting}")
-        self.assertIn("127.0.0.2", out)
+        self.assertRegex(out, r"(?m)^127\.0\.0\.2 +\d+\.\d\d s ")  # it was checked meanwhile
         self.assert_no_agent()
 
     def test_setup_runs_as_in_a_job(self):
@@ -211,11 +208,9 @@ class Check(LaunchTest):
                           [(f["level"], f["hosts"], f["text"]) for f in report["findings"]])
 
     def test_interrupt_ends_a_tool_that_hangs(self):
-        smi = self.dir / "tools"
-        smi.mkdir()
-        self.script("tools/nvidia-smi", f"#!/bin/sh\ntrap '' TERM\necho $$ >> {self.dir}/up\nexec sleep 300\n")
+        path = self.with_tool("nvidia-smi", f"#!/bin/sh\ntrap '' TERM\necho $$ >> {self.dir}/up\nexec sleep 300\n")
         self.hostfile("127.0.0.2\n")
-        process = subprocess.Popen(self.command_of("--env", f"PATH={smi}:{os.environ['PATH']}"), stdout=subprocess.PIPE,
+        process = subprocess.Popen(self.command_of(*path), stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir)
         self.addCleanup(lambda: process.poll() is None and process.kill())
         up = self.dir / "up"
@@ -257,15 +252,10 @@ class Check(LaunchTest):
         self.assertIn("the NVIDIA driver says: Driver/library version mismatch", str(report["findings"]))
 
     def test_gpus_by_nvidia_smi(self):
-        smi = self.dir / "tools"
-        smi.mkdir()
-        (smi / "nvidia-smi").write_text('#!/bin/sh\ncase "$1" in --query-gpu*) echo "0, GPU-a, Old GPU, 1000, 900, 470.1";; '
-                                        '*) echo "GPU-a, 1, 50";; esac\n')
-        (smi / "nvidia-smi").chmod(0o755)
-        _, report = self.check_json("--env", f"PATH={smi}:{os.environ['PATH']}")
-        self.assertEqual(report["hosts"][0]["gpus"][0]["name"], "Old GPU")
-        self.assertEqual(report["hosts"][0]["gpus"][0]["processes"], 1)
-        self.assertEqual(report["hosts"][0]["versions"]["driver"], "470.1")
+        _, report = self.check_json(*self.with_tool("nvidia-smi", '#!/bin/sh\ncase "$1" in --query-gpu*) echo "0, GPU-a, Old GPU, 1000, 900, 470.1";; '
+                                                                  '*) echo "GPU-a, 1, 50";; esac\n'))
+        host = report["hosts"][0]
+        self.assertEqual((host["gpus"][0]["name"], host["gpus"][0]["processes"], host["versions"]["driver"]), ("Old GPU", 1, "470.1"))
 
     def test_port_in_use(self):
         with socket.create_server(("", 0)) as taken:
@@ -308,7 +298,6 @@ class Check(LaunchTest):
         self.assertEqual(report["tested"], ["train health: CPU only, TCP"])
         for fault, words in (("memory", r"rank 1, CPU: 1 wrong word in 8 MiB of memory, .*"),
                              ("gemm", r"rank 1, CPU: \d+ equal matrix products: 1 wrong, 1 different from the first"),
-                             ("gradient", r"rank 1, CPU: 1 of \d+ equal training steps gave other gradients than most of them, or none that are finite"),
                              ("sum", r"rank 1, CPU: 1 wrong element in the sum over all ranks")):
             done, report = self.check_json("--deep", *self.SHORT, "--inject-fault", f"1:{fault}")
             self.assertEqual((done.returncode, report["exit_code"]), (115, 115), done)
@@ -347,14 +336,12 @@ class Check(LaunchTest):
 
     def test_collectives(self):
         self.give_trainer()
-        done, report = self.check_json("--collectives", "--min-busbw", "1e-6")
-        self.assertEqual((done.returncode, self.errors(report)), (0, []), done)
-        done, report = self.check_json("--collectives", "--min-busbw", "1e6")
-        self.assertEqual(done.returncode, 115, done)
-        done = self.check("--collectives")
+        done = self.check("--collectives", "--min-busbw", "1e-6")
         self.assertEqual(done.returncode, 0, done)
         self.assertRegex(done.stdout, r"(?m)^ +65536 .*\n(.*\n)* +16777216 ", "the figures are shown when all is well")
         self.assertEqual(done.stdout.splitlines()[-1], "tested: train bench: CPU only, TCP")
+        done, report = self.check_json("--collectives", "--min-busbw", "1e6")
+        self.assertEqual(done.returncode, 115, done)
         [(item, _, text)] = self.errors(report)
         self.assertEqual(item, "collectives")
         self.assertRegex(text, r"^bus bandwidth \S+ GB/s at 16777216 bytes is under --min-busbw 1e\+06$")
