@@ -82,15 +82,6 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 0)
         self.assertIn("Zen of Python", done.out)
 
-    def test_arguments_and_environment_arrive_byte_for_byte(self):
-        unusual = "a'b\"c $HOME `x` \\ \n\t*?[]{}~!#&;|<>" + os.fsdecode(b"\xff\xfe")
-        self.env["ODD_VALUE"] = unusual
-        script = self.script("show.py", "import os,sys\nprint(ascii(os.fsencode(sys.argv[1])))\n"
-                             "print(ascii(os.environb[b'ODD_VALUE']))\n")
-        done = self.run_job("--label", "", script.name, unusual)
-        self.assert_code(done, 0)
-        self.assertEqual(done.out.splitlines(), [ascii(os.fsencode(unusual))] * 2)
-
     def test_options_of_the_shell_that_starts_the_job_do_not_reach_workers(self):
         self.env.update(SHELLOPTS="noglob:noclobber", BASHOPTS="nocaseglob")
         show = ["bash", "-c", "env | grep -c OPTS=; echo $-; shopt nocaseglob; true"]

@@ -249,15 +249,6 @@ class OutputFlow(LaunchTest):
         self.check(out, 60, 2000)
         self.check_stored(60, 2000)
 
-    def test_hundred_megabytes_of_one_rank(self):
-        process = self.launch("--nproc-per-node", 2, "sh", "-c",
-                              f'[ "$RANK" = 0 ] || exit 0; exec {LINES} 0 1000000')
-        done = subprocess.run([CHECK, "1", "1000000"], stdin=process.stdout, stdout=subprocess.PIPE, check=True, timeout=120)
-        self.end(process, 0)
-        found = json.loads(done.stdout)
-        self.assertEqual((found["good"], found["lost"], found["torn"], found["reordered"]), (1000000, 0, 0, 0))
-        self.assertEqual(self.stored(0).stat().st_size, 100000000)
-
     def test_fifty_megabytes_without_a_newline(self):
         size = 50 << 20
         process = self.launch("--nproc-per-node", 2, LINES, "-", "odd", "flood", size)

@@ -156,14 +156,10 @@ class Otlp(LaunchTest):
         metrics = {metric["name"]: metric for metric in scope["metrics"]}
         self.assertEqual(metrics["ddplaunch_step"]["gauge"]["dataPoints"][0]["asInt"], "7")
         self.assertEqual(metrics["ddplaunch_loss"]["gauge"]["dataPoints"][0]["asDouble"], 1.75)
-        attempts = metrics["ddplaunch_attempts_total"]["sum"]
-        self.assertEqual((attempts["isMonotonic"], attempts["aggregationTemporality"], attempts["dataPoints"][0]["asInt"]), (True, 2, "2"))
-        self.assertEqual(attributes(attempts["dataPoints"][0])["job"], {"stringValue": self.job})
+        attempts, = metrics["ddplaunch_attempts_total"]["sum"]["dataPoints"]
+        self.assertEqual((attempts["asInt"], attributes(attempts)["job"]), ("2", {"stringValue": self.job}))
         states = {attributes(point)["state"]["stringValue"]: point["asInt"] for point in metrics["ddplaunch_job_state"]["gauge"]["dataPoints"]}
         self.assertEqual([state for state, value in states.items() if value == "1"], ["ended"])
-        histogram, = metrics["ddplaunch_step_duration_seconds"]["histogram"]["dataPoints"]
-        self.assertEqual(len(histogram["bucketCounts"]), len(histogram["explicitBounds"]) + 1)
-        self.assertEqual(sum(map(int, histogram["bucketCounts"])), int(histogram["count"]))
 
         spans = [span for path, _, body in collector.taken if path.endswith("traces")
                  for span in body["resourceSpans"][0]["scopeSpans"][0]["spans"]]
@@ -173,8 +169,6 @@ class Otlp(LaunchTest):
         self.assertEqual({span["traceId"] for span in spans}, {first["traceId"]})
         self.assertEqual((first["parentSpanId"], second["parentSpanId"], "parentSpanId" in job), (job["spanId"], job["spanId"], False))
         self.assertEqual((first["status"]["code"], second["status"], job["status"]), (2, {}, {}))
-        self.assertLessEqual(int(job["startTimeUnixNano"]), int(first["startTimeUnixNano"]))
-        self.assertLess(int(first["endTimeUnixNano"]), int(job["endTimeUnixNano"]))
 
     def test_a_collector_that_fails_costs_the_job_nothing(self):
         dead = socket.socket()  # never listens
