@@ -102,6 +102,10 @@ class WrongOptions(LaunchTest):
 class WrongCluster(LaunchTest):
     """Errors that are found while the nodes are reached. No worker runs on any node."""
 
+    @classmethod
+    def setUpClass(cls):
+        cls.nodes = Nodes.of_class(cls, 1)
+
     def assert_refused(self, done, code, cause):
         """Checks that the last line has `cause` after the exit code, and that no worker started."""
         self.assert_code(done, code)
@@ -109,30 +113,27 @@ class WrongCluster(LaunchTest):
         self.assertNotIn("started-anyway", done.out)
         self.assertLess(done.seconds, 20)
 
-    def launch_on(self, nodes, hosts, *options, program=("echo", "started-anyway")):
+    def launch_on(self, hosts, *options, program=("echo", "started-anyway")):
         (self.dir / "hosts").write_text(hosts)
-        return self.run_job("--hostfile", "hosts", "--ssh-config", nodes.ssh_config, *options, *program)
+        return self.run_job("--hostfile", "hosts", "--ssh-config", self.nodes.ssh_config, *options, *program)
 
     def test_refused_connection(self):
-        nodes = Nodes(self, 1)
         with socket.socket() as taken:
             taken.bind(("127.0.0.9", 0))  # bound, not listening: connections to it are refused
             port = taken.getsockname()[1]
-            done = self.launch_on(nodes, f"127.0.0.2\n127.0.0.9 port={port}\n")
+            done = self.launch_on(f"127.0.0.2\n127.0.0.9 port={port}\n")
         self.assert_refused(done, 111, f"node 127.0.0.9: cannot connect to 127.0.0.9:{port}: Connection refused; check that sshd "
                                        f"runs there, and on this port")
 
     def test_two_broken_hosts_are_both_named(self):
-        nodes = Nodes(self, 1)
-        done = self.launch_on(nodes, "127.0.0.2\nno-such-host-a.invalid\nno-such-host-b.invalid\n")
+        done = self.launch_on("127.0.0.2\nno-such-host-a.invalid\nno-such-host-b.invalid\n")
         self.assert_code(done, 111)
         self.assertIn("nodes no-such-host-a.invalid,no-such-host-b.invalid: cannot resolve no-such-host-….invalid: Name or service "
                       "not known", done.err)
 
     def test_garbage_instead_of_the_greeting(self):
-        nodes = Nodes(self, 1)
         fake = self.script("garbage", "#!/bin/sh\necho this is not an agent\necho nor this >&2\n")
-        done = self.launch_on(nodes, "127.0.0.2\n", "--agent", fake)
+        done = self.launch_on("127.0.0.2\n", "--agent", fake)
         self.assert_refused(done, 114, f"node 127.0.0.2: {fake} ended with exit status 0 before its greeting")
         for line in ("this is not an agent", "nor this"):
             self.assertIn("      " + line, done.err.splitlines())

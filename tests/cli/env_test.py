@@ -38,12 +38,16 @@ class SshEnvTest(LaunchTest):
         super().setUp()
         self.env.pop("DS_ENV_FILE", None)
 
-    def cluster(self, count=2, **settings):
-        nodes = Nodes(self, count, **settings)
-        self.nodes = nodes
+    def cluster(self, own=False, **settings):
+        """Two nodes with the settings. Without any, all tests of the class share them, unless the test changes its `own`."""
+        if own or settings:
+            nodes = Nodes(self, 2, **settings)
+        else:
+            if "shared" not in vars(type(self)):
+                type(self).shared = Nodes.of_class(type(self), 2)
+            nodes = self.shared
         self.ssh = ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 1, "--label", ""]
         return nodes
-
 
 
 class EnvironmentAsData(SshEnvTest):
@@ -251,8 +255,7 @@ class Setup(SshEnvTest):
         home = self.dir / "home"
         home.mkdir(exist_ok=True)
         (home / ".bash_profile").write_text(text)
-        nodes = self.cluster()
-        hosts = self.dir / "hosts"
+        nodes = self.cluster(own=True)
         # The agent's HOME is the account's; bash reads the profile from the HOME that sshd sets.
         config = nodes.dir / "sshd_config"
         config.write_text(config.read_text().replace("SetEnv SHLVL=1", f"SetEnv SHLVL=1 HOME={home}"))

@@ -167,10 +167,10 @@ class TwoNodes(Cases, LaunchTest):
     """Over SSH. If possible, the second node is the faulty one."""
     last, host, first_host, codes = 3, "127.0.0.3", "127.0.0.2", (1, 113, 255)
 
-    def setUp(self):
-        super().setUp()
-        self.nodes = Nodes(self, 2)
-        self.options = ["--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config]
+    @classmethod
+    def setUpClass(cls):
+        cls.nodes = Nodes.of_class(cls, 2)
+        cls.options = ["--hostfile", cls.nodes.hostfile, "--ssh-config", cls.nodes.ssh_config]
 
     def test_not_executed(self):
         for name in ("one", "two"):
