@@ -305,7 +305,7 @@ class ClockOffsets(Reported):
     # A busy machine delays an agent's look at an ended worker, and the worker between its note and its end. With their priority
     # both take milliseconds. Without a correction of the clocks the reported times are 2 s apart.
     FAR_OFF = 0.5
-    ROUNDS = int(os.environ.get("DDP_CLOCK_ROUNDS", "3"))
+    ROUNDS = int(os.environ.get("DDP_CLOCK_ROUNDS", "2"))
 
     def shifted_nodes(self):
         probe = subprocess.run(["unshare", "--time", "--monotonic", "-2", "--fork", sys.executable, "-c",
