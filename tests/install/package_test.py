@@ -80,11 +80,18 @@ class Package(LaunchTest):
         cls.place = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-package-"))
         cls.addClassCleanup(shutil.rmtree, cls.place, ignore_errors=True)
         cls.packages = make_packages(cls.place / "packages")
+        with tarfile.open(cls.packages[".gz"]) as tar:
+            tar.extractall(cls.place / "my programs")
+        cls.trees = list((cls.place / "my programs").iterdir())
+        assert len(cls.trees) == 1, cls.trees
+        if ".deb" in cls.packages:
+            subprocess.run(["dpkg-deb", "-x", cls.packages[".deb"], cls.place / "root"], check=True)
+            cls.trees.append(cls.place / "root/usr")
 
     def command(self, *args):
         return [str(self.prefix / "bin/ddplaunch"), "--job-id", self.job, "--job-dir", str(self.job_dir), *map(str, args)]
 
-    def assert_runs(self, prefix):
+    def assert_runs(self, prefix, *trainer_options):
         """Runs what a new user runs: the version, a job of two ranks, and the trainer."""
         self.prefix = prefix
         for name in TREE:
@@ -95,51 +102,33 @@ class Package(LaunchTest):
         done = self.run_job("--nproc-per-node", 2, "sh", "-c", "echo $RANK of $WORLD_SIZE")
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["[localhost:0] 0 of 2", "[localhost:1] 1 of 2"])
-        done = self.run_job("--nproc-per-node", 2, "train", "--limit", 2000, timeout=300)
+        done = self.run_job("--nproc-per-node", 2, "train", *trainer_options, timeout=300)
         self.assert_code(done, 0)
         self.assertIn("test accuracy", done.out)
 
     def test_tarball_in_a_directory_with_a_blank(self):
-        target = self.dir / "my programs"
-        with tarfile.open(self.packages[".gz"]) as tar:
-            tops = {name.partition("/")[0] for name in tar.getnames()}
-            tar.extractall(target)
-        self.assertEqual(len(tops), 1)
-        self.assert_runs(target / tops.pop())
-
-    def assert_has_gpu_code(self, prefix):
-        machine, ptx = device_code(prefix / "libexec/ddplaunch/train")
-        self.assertEqual(machine, {75, 80, 86, 89, 90} | ({100, 120} if nvcc_version() >= (12, 8) else set()))
-        self.assertEqual(ptx, {90})  # for GPUs that come later
+        self.assert_runs(self.trees[0])  # the command of the README, without any option
 
     @unittest.skipIf(nvcc_version() is None, "this build has no GPU code: there is no nvcc, or DDP_CUDA is OFF")
     def test_train_has_code_for_each_gpu(self):
-        with tarfile.open(self.packages[".gz"]) as tar:
-            tar.extractall(self.dir)
-        self.assert_has_gpu_code(next(self.dir.glob("ddplaunch-*")))
-        if ".deb" in self.packages:
-            subprocess.run(["dpkg-deb", "-x", self.packages[".deb"], self.dir / "root"], check=True)
-            self.assert_has_gpu_code(self.dir / "root/usr")
-
-    def check_links(self, documents):
-        links = 0
-        for page in documents.rglob("*.md"):
-            for link in re.findall(r"\]\(([^)#:\s]+)[)#]", re.sub(r"(?s)```.*?```", "", page.read_text())):
-                links += 1
-                self.assertTrue((page.parent / link).exists(), f"{page.name}: {link}")
-        self.assertGreater(links, 100)
+        for prefix in self.trees:
+            machine, ptx = device_code(prefix / "libexec/ddplaunch/train")
+            self.assertEqual(machine, {75, 80, 86, 89, 90} | ({100, 120} if nvcc_version() >= (12, 8) else set()))
+            self.assertEqual(ptx, {90})  # for GPUs that come later
 
     def test_the_links_of_the_installed_documents_lead_to_files(self):
-        with tarfile.open(self.packages[".gz"]) as tar:
-            tar.extractall(self.dir)
-        self.check_links(next(self.dir.glob("*/share/doc/ddplaunch")))
+        for prefix in self.trees:
+            links = 0
+            for page in (prefix / "share/doc/ddplaunch").rglob("*.md"):
+                for link in re.findall(r"\]\(([^)#:\s]+)[)#]", re.sub(r"(?s)```.*?```", "", page.read_text())):
+                    links += 1
+                    self.assertTrue((page.parent / link).exists(), f"{page}: {link}")
+            self.assertGreater(links, 100)
 
     def test_deb(self):
         if ".deb" not in self.packages:
             self.skipTest("dpkg-shlibdeps is not installed")
-        subprocess.run(["dpkg-deb", "-x", self.packages[".deb"], self.dir / "root"], check=True)
-        self.assert_runs(self.dir / "root/usr")
-        self.check_links(self.dir / "root/usr/share/doc/ddplaunch")
+        self.assert_runs(self.trees[1], "--limit", 2000)
         fields = subprocess.run(["dpkg-deb", "-f", self.packages[".deb"]], capture_output=True, text=True, check=True).stdout
         self.assertRegex(fields, r"(?m)^Depends: libc6 \(>= 2\.\d+\), libgcc-s1 \(>= \S+\)$")
         if not shutil.which("lintian"):
@@ -158,7 +147,7 @@ class Package(LaunchTest):
         if made.returncode != 0:
             self.skipTest("this Python makes no venv")
         subprocess.run([venv / "bin/pip", "install", "-q", "--no-index", "--disable-pip-version-check", wheel], check=True)
-        self.assert_runs(venv)
+        self.assert_runs(venv, "--limit", 2000)
         python = venv / "bin/python"
         done = subprocess.run([python, "-m", "ddplaunch", "--version"], capture_output=True, text=True, check=True)
         self.assertTrue(done.stdout.startswith("ddplaunch "))
@@ -194,16 +183,13 @@ class Package(LaunchTest):
     @unittest.skipUnless(can_unshare(), "mounting in a namespace of our own is not allowed here")
     def test_agent_and_train_are_pushed_from_the_installed_tree(self):
         """The tree is mounted at a path that does not exist on the nodes."""
-        with tarfile.open(self.packages[".gz"]) as tar:
-            tar.extractall(self.dir / "kit")
-        kit, = (self.dir / "kit").iterdir()
         here = self.dir / "here"
         here.mkdir()
         nodes = Nodes(self, 2, NODES_BASHRC=str(self.script("bashrc", "")))
         self.prefix = here
         binds = 'mount --bind "$0" "$1" && shift && exec "$@"'
         plain = self.command
-        self.command = lambda *args: [*UNSHARE, "sh", "-c", binds, str(kit), str(here), *plain(*args)]
+        self.command = lambda *args: [*UNSHARE, "sh", "-c", binds, str(self.trees[0]), str(here), *plain(*args)]
         done = self.run_job("-v", "--ssh-config", nodes.ssh_config, "--hostfile", nodes.hostfile, "--nproc-per-node", 1, "--chdir", "/",
                             "train", "--limit", 2000, "--device", "cpu", timeout=120)
         self.assert_code(done, 0)
