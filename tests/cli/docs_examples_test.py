@@ -332,9 +332,6 @@ class Page:
 class Rules(unittest.TestCase):
     """Each rule can fail."""
 
-    def faults(self, text):
-        return [text for _, text in blocks_of(text)[1]]
-
     def test_each_block_of_the_pages_has_a_language_and_each_mark_a_reason(self):
         self.assertEqual([f"{name}:{line}: {fault}" for name, text in pages().items() for line, fault in blocks_of(text)[1]], [])
 
@@ -345,19 +342,18 @@ class Rules(unittest.TestCase):
         self.assertEqual([each.runs() for each in blocks], [True, False])
         self.assertEqual(faults, [])
 
-    def test_a_mark_without_a_reason_is_a_fault(self):
-        for mark in ("not run:", "not run", "exits 3:", "file:", "needs"):
-            self.assertIn("needs a reason or a name", self.faults(f"<!-- {mark} -->\n```sh\ntrue\n```\n")[0])
-
-    def test_unknown_and_misplaced_marks_are_faults(self):
-        self.assertEqual(self.faults("<!-- not ran: x -->\n```sh\ntrue\n```\n"), ["unknown mark: <!-- not ran: x -->"])
-        self.assertEqual(self.faults("<!-- output -->\n\n```text\na\n```\n"), ["this comment is for a block, and is not directly above one"])
-
-    def test_blocks_without_a_language_are_faults(self):
-        self.assertEqual(self.faults("```\na\n```\n"), ["this block has no language; commands are sh, their output is text"])
-        self.assertEqual(self.faults("a\n\n    ddplaunch b\n"), ["an indented code block; write a fence with a language"])
-        self.assertEqual(self.faults("```text\nddplaunch train.py\n```\n"), ["a command line in a block of text: ddplaunch train.py"])
-        self.assertEqual(self.faults("```text\nddplaunch [options]\nddplaunch: exit 3\n```\n"), [])
+    def test_faults_of_marks_and_blocks_are_found(self):
+        for text, said in (
+                *((f"<!-- {mark} -->\n```sh\ntrue\n```\n", [f'"{name}" needs a reason or a name: <!-- {mark} -->'])
+                  for mark, name in (("not run:", "not run"), ("not run", "not run"), ("exits 3:", "exits 3"), ("file:", "file"), ("needs", "needs"))),
+                ("<!-- not ran: x -->\n```sh\ntrue\n```\n", ["unknown mark: <!-- not ran: x -->"]),
+                ("<!-- output -->\n\n```text\na\n```\n", ["this comment is for a block, and is not directly above one"]),
+                ("```\na\n```\n", ["this block has no language; commands are sh, their output is text"]),
+                ("a\n\n    ddplaunch b\n", ["an indented code block; write a fence with a language"]),
+                ("```text\nddplaunch train.py\n```\n", ["a command line in a block of text: ddplaunch train.py"]),
+                ("```text\nddplaunch [options]\nddplaunch: exit 3\n```\n", [])):
+            with self.subTest(text):
+                self.assertEqual([fault for _, fault in blocks_of(text)[1]], said)
 
     def test_output_is_compared(self):
         output = "[gpu01:0] epoch 2/5 loss 0.125\n[gpu02:3] rank 3 weights 00ffee\ndone in 3.1 s\n"
