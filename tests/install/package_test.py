@@ -91,7 +91,7 @@ class Package(LaunchTest):
     def command(self, *args):
         return [str(self.prefix / "bin/ddplaunch"), "--job-id", self.job, "--job-dir", str(self.job_dir), *map(str, args)]
 
-    def assert_runs(self, prefix, *trainer_options):
+    def assert_runs(self, prefix):
         """Runs what a new user runs: the version, a job of two ranks, and the trainer."""
         self.prefix = prefix
         for name in TREE:
@@ -102,12 +102,12 @@ class Package(LaunchTest):
         done = self.run_job("--nproc-per-node", 2, "sh", "-c", "echo $RANK of $WORLD_SIZE")
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["[localhost:0] 0 of 2", "[localhost:1] 1 of 2"])
-        done = self.run_job("--nproc-per-node", 2, "train", *trainer_options, timeout=300)
+        done = self.run_job("--nproc-per-node", 2, "train", "--limit", 2000, timeout=300)
         self.assert_code(done, 0)
         self.assertIn("test accuracy", done.out)
 
     def test_tarball_in_a_directory_with_a_blank(self):
-        self.assert_runs(self.trees[0])  # the command of the README, without any option
+        self.assert_runs(self.trees[0])
 
     @unittest.skipIf(nvcc_version() is None, "this build has no GPU code: there is no nvcc, or DDP_CUDA is OFF")
     def test_train_has_code_for_each_gpu(self):
@@ -128,7 +128,7 @@ class Package(LaunchTest):
     def test_deb(self):
         if ".deb" not in self.packages:
             self.skipTest("dpkg-shlibdeps is not installed")
-        self.assert_runs(self.trees[1], "--limit", 2000)
+        self.assert_runs(self.trees[1])
         fields = subprocess.run(["dpkg-deb", "-f", self.packages[".deb"]], capture_output=True, text=True, check=True).stdout
         self.assertRegex(fields, r"(?m)^Depends: libc6 \(>= 2\.\d+\), libgcc-s1 \(>= \S+\)$")
         if not shutil.which("lintian"):
@@ -147,7 +147,7 @@ class Package(LaunchTest):
         if made.returncode != 0:
             self.skipTest("this Python makes no venv")
         subprocess.run([venv / "bin/pip", "install", "-q", "--no-index", "--disable-pip-version-check", wheel], check=True)
-        self.assert_runs(venv, "--limit", 2000)
+        self.assert_runs(venv)
         python = venv / "bin/python"
         done = subprocess.run([python, "-m", "ddplaunch", "--version"], capture_output=True, text=True, check=True)
         self.assertTrue(done.stdout.startswith("ddplaunch "))
