@@ -23,9 +23,8 @@ import unittest
 import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support import pytorch
-from tests.support.elastic_worker import MODULES, STORE, ElasticTest, ForkedProcess
-from tests.support.launch import SKIP, SOURCE, main, wait_until
+from tests.support.elastic_worker import STORE, ElasticTest, enter_pytorch
+from tests.support.launch import SOURCE, main, wait_until
 
 # $FAULT is a place in the loop and a step of attempt 0, at which rank 1 dies. If the place begins with "collective", rank 0
 # takes part in a collective (which hangs). Otherwise rank 0 continues when the revoke has come and the state is frozen. In
@@ -210,9 +209,6 @@ kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
 @unittest.skipUnless(STORE.exists(), "the tests' store is not built")
 class ElasticSteps(ElasticTest):
     steps = 8
-
-    def spawn(self, command, environment):
-        return ForkedProcess(str(command[3]), command[4:], environment)
 
     def disturb(self, fault, features="", prelude="", script=SCRIPT, **environment):
         """Starts two ranks, of which rank 1 dies at `fault`. Returns rank 0 and the step that it holds."""
@@ -1145,23 +1141,8 @@ class ElasticUnits(unittest.TestCase):
         link.socket.close()
 
 
-def run_in(python):
-    """Runs this program in an interpreter that has PyTorch."""
-    if not python or not pytorch.can_join_store(python):
-        print(f"skipped: {pytorch.why_not(python) if python else 'DDP_TEST_TORCH_PYTHON is not set'}")
-        raise SystemExit(SKIP)
-    os.environ.update(pytorch.environment(python))
-    os.execv(python, [python, "-W", "ignore", __file__, "--here", *sys.argv[1:]])
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--other"]:
-        del sys.argv[1]
-        run_in(os.environ.get(pytorch.NAMED))
-    if sys.argv[1:2] != ["--here"]:
-        run_in(pytorch.SYSTEM)
-    del sys.argv[1]
-    sys.path.insert(0, str(MODULES))
+    enter_pytorch()
     import ddplaunch
     import torch.distributed
     import torch.utils.data

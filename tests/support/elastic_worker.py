@@ -1,4 +1,5 @@
-"""Starts workers with ddplaunch.elastic; the test takes the part of their agent in the worker protocol."""
+"""Starts workers with ddplaunch.elastic; the test takes the part of their agent in the worker protocol. Workers are forks of the test's
+interpreter, which has imported PyTorch already: that takes most of a short test's time. So its program begins with enter_pytorch()."""
 
 import atexit
 import json
@@ -14,31 +15,43 @@ import time
 import traceback
 
 from tests.support import pytorch
-from tests.support.launch import BIN, LaunchTest
+from tests.support.launch import BIN, SKIP, LaunchTest
 
 MODULES = BIN.parent / "share/ddplaunch/python"
 STORE = BIN.parent / "tests/store_server_main"
 LIMIT_S = 120
 
 
+def enter_pytorch():
+    """Runs this program again in the distribution's interpreter, or with --other in the one that DDP_TEST_TORCH_PYTHON names."""
+    first = sys.argv[1:2]
+    if first in (["--here"], ["--other"]):
+        del sys.argv[1]
+    if first == ["--here"]:
+        sys.path.insert(0, str(MODULES))
+        return
+    python = os.environ.get(pytorch.NAMED) if first == ["--other"] else pytorch.SYSTEM
+    if not python or not pytorch.can_join_store(python):
+        print(f"skipped: {pytorch.why_not(python) if python else f'{pytorch.NAMED} is not set'}")
+        raise SystemExit(SKIP)
+    os.environ.update(pytorch.environment(python))
+    os.execv(python, [python, "-W", "ignore", sys.argv[0], "--here", *sys.argv[1:]])
+
+
 class Worker:
     """A process that uses the module, and the agent's end of its socket."""
 
-    def __init__(self, test, python, *args, **environment):
+    def __init__(self, test, script, *args, **environment):
         path = test.dir / f"w{len(test.workers)}.sock"
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(path))
         self.listener.listen()
-        # Without `python` a fork of this interpreter runs the script. Its environment is this one.
-        needed = pytorch.environment(python) if python else {}
-        self.process = test.spawn([python, "-W", "ignore", *map(str, args)], dict(
-            os.environ, PYTHONPATH=str(MODULES), DDPLAUNCH_CONTROL=f"unix:{path}", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
-            **needed, **environment))
+        self.process = ForkedProcess(script, *args, DDPLAUNCH_CONTROL=f"unix:{path}", **environment)
         test.workers.append(self)
         self.link, self.pending, self.words = None, b"", []
 
     def connect(self):
-        """Waits until the worker connects, after it has imported PyTorch. A test starts all its workers before it calls this."""
+        """Waits until the worker connects. A test starts all its workers before it calls this."""
         with self.listener:
             self.listener.settimeout(LIMIT_S)
             self.link = self.listener.accept()[0]
@@ -80,10 +93,9 @@ class Worker:
 
 
 class ForkedProcess:
-    """The part of Popen that Worker needs, for a script that runs in a fork of this interpreter. The interpreter has imported
-    PyTorch already, which takes most of a short test's time."""
+    """The part of Popen that tests need, for a script that runs in a fork of this interpreter."""
 
-    def __init__(self, script, args, environment):
+    def __init__(self, script, *args, **environment):
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -92,7 +104,7 @@ class ForkedProcess:
             os.dup2(out_end, 1)
             os.dup2(err_end, 2)
             os.closerange(3, 256)
-            self.run(script, args, environment)
+            self.run(str(script), map(str, args), dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", **environment))
         os.close(out_end)
         os.close(err_end)
         self.stdout, self.stderr, self.returncode = os.fdopen(out), os.fdopen(err), None
@@ -109,7 +121,8 @@ class ForkedProcess:
             code = 0
         except SystemExit as end:
             code = end.code
-        except BaseException:
+        except BaseException as error:
+            sys.last_value = error  # as the interpreter does
             traceback.print_exc()
         finally:
             atexit._run_exitfuncs()
@@ -139,7 +152,6 @@ class ForkedProcess:
 
 
 class ElasticTest(LaunchTest):
-    python = None
     text = ""  # the text of the script
 
     def setUp(self):
@@ -147,9 +159,6 @@ class ElasticTest(LaunchTest):
         self.workers = []
         self.addCleanup(self.end_all)
         self.path = self.script("script.py", self.text, mode=0o644)
-
-    def spawn(self, command, environment):
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     def end_all(self):
         for worker in self.workers:
@@ -172,7 +181,7 @@ class ElasticTest(LaunchTest):
                        store=f"127.0.0.1:{port}", agent_store=True, **{"from": source}, later="unknown keys are ignored")
 
     def workers_for(self, count, steps, **environment):
-        workers = [Worker(self, self.python, self.path, steps, **environment) for _ in range(count)]
+        workers = [Worker(self, self.path, steps, **environment) for _ in range(count)]
         for worker in workers:
             worker.connect()
             hello = worker.hear("hello")

@@ -27,6 +27,11 @@ def worker_of(pid):
     return Worker(pid, int(rank), int(node), stat[0], agent[0], control)
 
 
+def workers_of(job):
+    """Returns the Workers of a job."""
+    return [worker for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={job}\0") if (worker := worker_of(pid))]
+
+
 def socket_folder(worker):
     return pathlib.Path(worker.control.removeprefix("unix:")).parent
 
