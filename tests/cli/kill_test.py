@@ -76,7 +76,9 @@ class Job:
         return self
 
     def find(self, name):
-        """Returns the keeper ("ddp-keeper") or the agent ("ddplaunchd") of this job."""
+        """Returns the master, the keeper ("ddp-keeper") or the agent ("ddplaunchd") of this job."""
+        if name == "ddplaunch":
+            return Victim(self.process.pid, "localhost")
         for pid, (_, comm, state) in below(self.process.pid).items():
             if comm == name and state != "Z":
                 return Victim(pid, "localhost")
@@ -87,11 +89,14 @@ class Job:
         return self.process.returncode, err
 
 
-@unittest.skipUnless(UNRULY_WORKER.exists(), f"{UNRULY_WORKER} is not built")
-class Kill(unittest.TestCase):
-    """Tests as the present user. As root a job has a control group, if the machine supports any."""
+class Ends:
+    """The ends that are tested as each kind of user, and on each kernel. keeper_test.cc and attempt_tree_test.cc have the others, too."""
 
     prefix = []
+    # Who is hit, the exit code, and the seconds in which all ends then. An agent has a grace of 5 s of its own after a lost link.
+    hits = (("a killed master", ["KILL ddplaunch"], -signal.SIGKILL, 5 + 1),
+            ("a killed agent", ["KILL ddplaunchd"], 113, 0.05),
+            ("a killed keeper", ["KILL ddp-keeper"], 113, 5 + 1))
 
     def setUp(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-kill-"))
@@ -125,12 +130,6 @@ class Kill(unittest.TestCase):
         self.assert_all_gone(job, within=0.05)
         self.assertNotIn("left on", err)
 
-    def test_a_successful_worker_that_leaves_a_daemon(self):
-        job = self.start("plain+daemon+session+pipes", worker=("0", "exit:0", "50"), ranks=1)
-        code, err = job.finish()
-        self.assertEqual(code, 0, err)
-        self.assert_all_gone(job, within=0.05)
-
     def test_interrupt(self):
         job = self.start().wait_up()
         job.process.send_signal(signal.SIGINT)
@@ -138,77 +137,20 @@ class Kill(unittest.TestCase):
         self.assertEqual(code, 130, err)
         self.assert_all_gone(job, within=0.05)
 
-    def test_killed_master(self):
-        job = self.start().wait_up()
-        job.process.kill()
-        job.process.wait()
-        self.assert_all_gone(job, within=5 + 1)  # the agents' own grace after a lost link
-
-    def test_killed_agent(self):
-        job = self.start().wait_up()
-        job.find("ddplaunchd").hit("KILL")
-        code, err = job.finish()
-        self.assertEqual(code, 113, err)
-        self.assertIn("the agent was killed by SIGKILL", err)
-        self.assert_all_gone(job, within=0.05)
-
-    def test_killed_keeper(self):
-        job = self.start().wait_up()
-        job.find("ddp-keeper").hit("KILL")
-        code, err = job.finish()
-        self.assertEqual(code, 113, err)
-        self.assert_all_gone(job, within=5 + 1)
-
-    def test_killed_keeper_of_a_stopped_agent(self):
-        job = self.start().wait_up()
-        job.find("ddplaunchd").hit("STOP")
-        job.find("ddp-keeper").hit("KILL")
-        code, err = job.finish()
-        self.assertEqual(code, 113, err)
-        self.assert_all_gone(job, within=5 + 1)
-
-    def test_killed_agent_of_a_stopped_keeper(self):
-        job = self.start().wait_up()
-        agent = job.find("ddplaunchd")
-        job.find("ddp-keeper").hit("STOP")
-        agent.hit("KILL")
-        code, err = job.finish()
-        self.assertEqual(code, 113, err)
-        self.assert_all_gone(job, within=5 + 1)  # the master waits 2 s for the keeper, which may need longer
-
-    def test_killed_agent_while_the_workers_are_being_stopped(self):
-        job = self.start(FAMILY, "--stop-grace", "20s").wait_up()  # of two graces the last counts; the killed agent ends it
-        job.process.send_signal(signal.SIGTERM)
-        while "stopping the workers" not in job.process.stderr.readline():
-            self.assertIsNone(job.process.poll())
-        job.find("ddplaunchd").hit("KILL")
-        code, err = job.finish()
-        self.assertEqual(code, 143, err)
-        self.assert_all_gone(job, within=0.05)
-
-    def test_stopped_agent(self):
-        # The master's own machine has no lease. The master gives the agent up, and the end of the keeper wakes the agent.
-        job = self.start(FAMILY, "--node-timeout", "2s").wait_up()
-        job.find("ddplaunchd").hit("STOP")
-        code, err = job.finish()
-        self.assertEqual(code, 113, err)
-        self.assert_all_gone(job, within=5 + 1)
-
-    def test_stopped_agent_of_a_killed_master(self):
-        job = self.start().wait_up()
-        job.find("ddplaunchd").hit("STOP")
-        job.process.kill()
-        job.process.wait()
-        self.assert_all_gone(job, within=5 + 1)
-
-    def test_stopped_agent_and_keeper_of_a_killed_master(self):
-        job = self.start().wait_up()
-        victims = job.find("ddp-keeper"), job.find("ddplaunchd")
-        for victim in victims:
-            victim.hit("STOP")
-        job.process.kill()
-        job.process.wait()
-        self.assert_all_gone(job, within=5 + 1.5)
+    def test_hits(self):
+        for name, hits, exit_code, within in self.hits:
+            with self.subTest(name):
+                # A node that is silent by itself is not given up meanwhile, but the stopped agent is.
+                job = self.start(FAMILY, "--node-timeout", "2s" if hits == ["STOP ddplaunchd"] else "15s", name=name.replace(" ", "-")).wait_up()
+                victims = [(job.find(hit.split()[1]), hit.split()[0]) for hit in hits]
+                for victim, number in victims:
+                    victim.hit(number)
+                code = job.process.wait(30)
+                self.assert_all_gone(job, within=within)
+                err = job.process.stderr.read()
+                self.assertEqual(code, exit_code, err)
+                if hits == ["KILL ddplaunchd"]:
+                    self.assertIn("the agent was killed by SIGKILL", err)
 
     def test_another_job_of_the_same_program_is_not_touched(self):
         other = self.start("stubborn+child+session+daemon", name="other").wait_up()
@@ -235,6 +177,36 @@ class Kill(unittest.TestCase):
         agent, not below its master."""
         return alive_below({other.process.pid, *before}, [other.process.pid])
 
+
+@unittest.skipUnless(UNRULY_WORKER.exists(), f"{UNRULY_WORKER} is not built")
+class Kill(Ends, unittest.TestCase):
+    """Tests as the present user. As root a job has a control group, if the machine supports any."""
+
+    hits = (*Ends.hits,
+            ("a killed keeper of a stopped agent", ["STOP ddplaunchd", "KILL ddp-keeper"], 113, 5 + 1),
+            # The master waits 2 s for the keeper, which may need longer.
+            ("a killed agent of a stopped keeper", ["STOP ddp-keeper", "KILL ddplaunchd"], 113, 5 + 1),
+            # The master's own machine has no lease. The master gives the agent up, and the end of the keeper wakes the agent.
+            ("a stopped agent", ["STOP ddplaunchd"], 113, 5 + 1),
+            ("a stopped agent of a killed master", ["STOP ddplaunchd", "KILL ddplaunch"], -signal.SIGKILL, 5 + 1),
+            ("a stopped agent and keeper of a killed master", ["STOP ddp-keeper", "STOP ddplaunchd", "KILL ddplaunch"], -signal.SIGKILL, 5 + 1.5))
+
+    def test_a_successful_worker_that_leaves_a_daemon(self):
+        job = self.start("plain+daemon+session+pipes", worker=("0", "exit:0", "50"), ranks=1)
+        code, err = job.finish()
+        self.assertEqual(code, 0, err)
+        self.assert_all_gone(job, within=0.05)
+
+    def test_killed_agent_while_the_workers_are_being_stopped(self):
+        job = self.start(FAMILY, "--stop-grace", "20s").wait_up()  # of two graces the last counts; the killed agent ends it
+        job.process.send_signal(signal.SIGTERM)
+        while "stopping the workers" not in job.process.stderr.readline():
+            self.assertIsNone(job.process.poll())
+        job.find("ddplaunchd").hit("KILL")
+        code, err = job.finish()
+        self.assertEqual(code, 143, err)
+        self.assert_all_gone(job, within=0.05)
+
     def test_many_stubborn_workers_are_killed_at_once(self):
         job = self.start("stubborn", ranks=32).wait_up()
         leaders = [Victim(int(up[2]), "localhost") for up in job.ups()]
@@ -252,8 +224,8 @@ class Kill(unittest.TestCase):
         self.assert_all_gone(job, within=0.05)
 
 
-@unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv, to run as another user")
-class KillAsNobody(Kill):
+@unittest.skipUnless(UNRULY_WORKER.exists() and os.geteuid() == 0 and shutil.which("setpriv"), f"needs {UNRULY_WORKER}, root and setpriv")
+class KillAsNobody(Ends, unittest.TestCase):
     """Tests as a user who cannot make control groups: the agent finds processes by the process tree alone."""
 
     prefix = NOBODY
@@ -295,13 +267,12 @@ class KillAsNobody(Kill):
         self.assert_all_gone(job)
 
 
+@unittest.skipUnless(UNRULY_WORKER.exists() and os.geteuid() == 0 and shutil.which("setpriv"), f"needs {UNRULY_WORKER}, root and setpriv")
 @unittest.skipUnless(IS_KNOWN, "the filter of system calls knows x86-64 and aarch64")
-class KillOnOldKernel(KillAsNobody):
+class KillOnOldKernel(Ends, unittest.TestCase):
     """Tests without pidfds, clone3 and close_range."""
 
     prefix = [sys.executable, pathlib.Path(__file__).resolve().parents[1] / "support/old_kernel.py", *NOBODY]
-    # The filter takes the effect of setuid programs, which this test needs.
-    test_a_leftover_process_of_another_user_is_named = None
 
 
 if __name__ == "__main__":
