@@ -54,20 +54,18 @@ dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", ra
                         world_size=int(os.environ["WORLD_SIZE"]))
 """
 
-# The argument says what rank 2 does; the others wait in the sixth all-reduce.
+# The argument says what rank 2 does; the others wait in the sixth all-reduce. The verdicts on more kinds are in torch_record_test.cc.
 COLLECTIVES = """
 import os, sys, threading, time
 import torch.distributed as dist
 kind, rank = sys.argv[1], int(os.environ["RANK"])
-def all_reduce(sequence, kind="all_reduce", size=8):
-    dist.record(kind, sequence, sequence < 6, size)
+def all_reduce(sequence):
+    dist.record("all_reduce", sequence, sequence < 6, 8)
     if sequence == 6: time.sleep(1000)
 for step in range(1, 6):
     all_reduce(step)
 if rank == 2:
     if kind == "sleep": time.sleep(1000)
-    if kind == "other": all_reduce(6, "broadcast")
-    if kind == "size": all_reduce(6, size=4)
     if kind == "stop": os.kill(os.getpid(), 19)
     if kind == "end": sys.exit(0)
     if kind == "lock": threading.Event().wait()
@@ -100,7 +98,7 @@ for step in range(8):
     dist.all_reduce(x)
 dist.barrier()
 """
-# Rank 1's server answers in a way of its own.
+# The servers of the ranks behind 0 answer in ways of their own.
 HOSTILE = """
 import os, sys, time
 import torch.distributed as dist
@@ -111,8 +109,9 @@ answers = {"garbage": lambda request, response: b"\\xff\\x00" * 1000, "closes": 
            "silent": lambda request, response: time.sleep(1000), "flood": flood,
            "deep": lambda request, response: response.set_content("[" * 1000000, "")}
 dist.record("all_reduce", 1, False)
-if os.environ["RANK"] == "1":
-    for name in ("fr_trace_json", "dump_traceback"): c10d._register_handler(name, answers[sys.argv[1]])
+if os.environ["RANK"] != "0":
+    answer = answers[sys.argv[int(os.environ["RANK"])]]
+    for name in ("fr_trace_json", "dump_traceback"): c10d._register_handler(name, answer)
 time.sleep(1000)
 """
 
@@ -122,17 +121,32 @@ class HangTest(LaunchTest):
         super().setUp()
         self.env["OMP_NUM_THREADS"] = "1"
 
-    def path_without_debuggers(self):
-        """Returns a PATH on which all programs but gdb and py-spy are found."""
+    def hide_debuggers(self):
+        """Sets a PATH on which all programs but gdb and py-spy are found."""
         bare = self.dir / "bin"
-        if bare.exists():
-            return str(bare)
         bare.mkdir()
         for directory in ("/bin", "/usr/bin"):
             for program in pathlib.Path(directory).iterdir():
                 if program.name not in ("gdb", "py-spy") and not (bare / program.name).exists():
                     (bare / program.name).symlink_to(program)
-        return str(bare)
+        self.env["PATH"] = str(bare)
+
+    def debuggers(self, **tools):
+        """Makes programs with these texts, which are found before all others."""
+        directory = self.dir / "venv"
+        directory.mkdir()
+        for name, text in tools.items():
+            self.script(f"venv/{name.replace('_', '-')}", text)
+        self.env["PATH"] = f"{directory}:{self.env['PATH']}"
+        return directory
+
+    def verdict(self, *args, ranks=3, timeout="2s"):
+        """Returns what the report of a hang says of the collectives; None: nothing."""
+        self.done = self.run_job("--nproc-per-node", ranks, "--hang-timeout", timeout, *args, timeout=120)
+        self.assert_code(self.done, HUNG)
+        self.assertNotIn("WorkerServer", self.done.err)
+        said = re.search(r"\n  collectives: ([^\n]*)\n", self.done.err)
+        return re.sub(r"for \d+\.\d s", "for N s", said.group(1)) if said else None
 
     def hang_text(self, rank, attempt=0):
         return (self.job_dir / f"attempt_{attempt}/hang_rank_{rank:05}.txt").read_text()
@@ -160,9 +174,15 @@ class HangTest(LaunchTest):
 
 class OneMachine(HangTest):
     def test_a_hang_before_any_output(self):
-        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", "sleep", 1000,
-                            env=dict(self.env, PATH=self.path_without_debuggers()))
-        self.assert_hung(done, "ranks 0-1 on localhost: sleeping in nanosleep")
+        script = self.script("worker.sh", """#!/bin/sh
+[ $RANK = 2 ] && kill -STOP $$
+[ $RANK = 3 ] && python3 -S -c 'import select; select.poll().poll()' && echo late
+exec sleep 1000
+""")
+        self.hide_debuggers()
+        done = self.run_job("--nproc-per-node", 4, "--hang-timeout", "2s", script)
+        self.assert_hung(done, "rank 2 on localhost: stopped by a signal", "rank 3 on localhost: sleeping in poll",
+                         "ranks 0-1 on localhost: sleeping in nanosleep")
         self.assertGreaterEqual(self.seconds_said(done), 2)
         self.assertLess(done.seconds, 20)
         for rank in (0, 1):
@@ -173,28 +193,17 @@ class OneMachine(HangTest):
                           "workers' python is)\n", text)
 
     def test_a_rank_that_worked_and_exited_is_no_activity(self):
-        # Uneven data: the ended rank's CPU time, and that of a child that it left behind, are not of now.
+        # Uneven data: CPU time of the ended rank and of its child, and another child that it left behind, are not of now.
+        self.hide_debuggers()
         works = "import time\nwhile time.process_time() < 0.6: pass\n"
-        env = dict(self.env, PATH=self.path_without_debuggers())
-        for name, extra in (("alone", ""), ("child", "(exec sleep 60) &\n"), ("busy child", f"python3 -c '{works}' &\nwait\n")):
-            with self.subTest(name):
-                script = self.script("uneven.sh", f"#!/bin/sh\n[ $RANK = 1 ] && exec sleep 1000\n{extra}exec python3 -c '{works}'\n")
-                done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", script, env=env)
-                self.assertRegex(done.err, r"  root cause: the job hung: no worker [^\n]*\n    rank 1 on localhost: sleeping in nanosleep\n")
-                self.assert_code(done, HUNG)
-                self.assertLess(done.seconds, 40)
-                self.assertRegex(done.err, r"  note: rank 0 on localhost exited 0, \S+ s earlier; the others still ran, as with "
-                                           r"unequal amounts of data\n")
-
-    def test_off_by_default(self):
-        done = self.run_job("--nproc-per-node", 2, "sleep", 3)
-        self.assert_code(done, 0)
-
-    def test_a_stopped_worker_is_named(self):
-        script = self.script("worker.sh", "#!/bin/sh\n[ $RANK = 1 ] && kill -STOP $$\nexec sleep 1000\n")
-        done = self.run_job("--nproc-per-node", 3, "--hang-timeout", "2s", script)
-        self.assert_hung(done, "rank 1 on localhost: stopped by a signal",
-                         "ranks 0,2 on localhost: sleeping in nanosleep")
+        script = self.script("uneven.sh", f"#!/bin/sh\n[ $RANK = 1 ] && exec sleep 1000\n(exec sleep 60) &\npython3 -c '{works}' &\nwait $!\n"
+                             f"exec python3 -c '{works}'\n")
+        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", script)
+        self.assertRegex(done.err, r"  root cause: the job hung: no worker [^\n]*\n    rank 1 on localhost: sleeping in nanosleep\n")
+        self.assert_code(done, HUNG)
+        self.assertLess(done.seconds, 40)
+        self.assertRegex(done.err, r"  note: rank 0 on localhost exited 0, \S+ s earlier; the others still ran, as with "
+                                   r"unequal amounts of data\n")
 
     @unittest.skipUnless(shutil.which("gdb"), "no gdb here")
     def test_gdb_shows_the_stacks(self):
@@ -207,15 +216,9 @@ class OneMachine(HangTest):
         self.assertIn("no Python stack: py-spy was not found on this node", self.hang_text(1))
 
     def test_py_spy_of_the_worker_environment_is_used(self):
-        tools = self.dir / "venv"
-        tools.mkdir()
-        (tools / "py-spy").write_text("#!/bin/sh\necho \"args $*\"; env; exit 3\n")
-        (tools / "py-spy").chmod(0o755)
-        (tools / "gdb").write_text("#!/bin/sh\nsleep 1000 & sleep 1000\n")  # a tool that never ends
-        (tools / "gdb").chmod(0o755)
+        self.debuggers(py_spy="#!/bin/sh\necho \"args $*\"; env; exit 3\n", gdb="#!/bin/sh\nsleep 1000 & sleep 1000\n")  # gdb never ends
         done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", "--env", "LD_PRELOAD=",
-                            "python3", "-S", "-c", "import time; time.sleep(1000)",
-                            env=dict(self.env, PATH=f"{tools}:{self.env['PATH']}"))
+                            "python3", "-S", "-c", "import time; time.sleep(1000)")
         self.assert_code(done, HUNG)
         text = self.hang_text(0)
         self.assertRegex(text, r"(?m)^== py-spy, pid (\d+)\nargs dump --pid \1\n")
@@ -242,8 +245,8 @@ class OneMachine(HangTest):
         self.question = b""
         server = threading.Thread(target=answer, daemon=True)
         server.start()
-        done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", "--env", f"NCCL_RAS_ADDR=localhost:{listener.getsockname()[1]}", "sleep", 1000,
-                            env=dict(self.env, PATH=self.path_without_debuggers()))
+        self.hide_debuggers()
+        done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", "--env", f"NCCL_RAS_ADDR=localhost:{listener.getsockname()[1]}", "sleep", 1000)
         self.assert_code(done, HUNG)
         self.assertEqual(self.question, b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nVERBOSE STATUS\n")
         hang = json.loads((self.job_dir / "report.json").read_text())["hang"]
@@ -252,11 +255,6 @@ class OneMachine(HangTest):
                           "AllReduce called 517 times: ranks 0-2"])
         self.assertEqual((hang["confidence"], hang["ranks"]), ("low", []))  # NCCL alone names nobody
         self.assertIn('"nccl_version": "2.30.7"', self.hang_text(0))
-
-    def test_a_hang_of_a_worker_below_a_shell_is_found(self):
-        script = self.script("worker.sh", "#!/bin/sh\npython3 -S -c 'import select; select.poll().poll()'\necho late\n")
-        done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", script)
-        self.assert_hung(done, "rank 0 on localhost: sleeping in poll")
 
     def test_a_blocked_reader_is_no_hang(self):
         # The test does not read the output, so ddplaunch blocks the workers.
@@ -270,12 +268,8 @@ class OneMachine(HangTest):
         self.assertEqual(done.out.count("x"), 20000000)
 
     def test_ctrl_c_while_the_workers_are_inspected(self):
-        tools = self.dir / "venv"
-        tools.mkdir()
-        (tools / "gdb").write_text("#!/bin/sh\ntouch \"$(dirname \"$0\")/called\"; sleep 1000\n")
-        (tools / "gdb").chmod(0o755)
-        process = self.start("--nproc-per-node", 1, "--hang-timeout", "1s", "sleep", 1000,
-                             env=dict(self.env, PATH=f"{tools}:{self.env['PATH']}"))
+        tools = self.debuggers(gdb="#!/bin/sh\ntouch \"$(dirname \"$0\")/called\"; sleep 1000\n")
+        process = self.start("--nproc-per-node", 1, "--hang-timeout", "1s", "sleep", 1000)
         self.assertTrue(wait_until((tools / "called").exists))
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -285,13 +279,13 @@ class OneMachine(HangTest):
 
     @unittest.skipUnless(pytorch.can_join_store(), pytorch.why_not())
     def test_torch_with_a_rank_that_never_joins(self):
-        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "3s", "/usr/bin/python3",
-                            self.script("train.py", TORCH), env=dict(self.env, PATH=self.path_without_debuggers(), **pytorch.environment()))
-        self.assert_code(done, HUNG)
+        self.hide_debuggers()
+        self.env.update(pytorch.environment())
+        verdict = self.verdict("/usr/bin/python3", self.script("train.py", TORCH), ranks=2, timeout="3s")
         place = f"at train.py:{TORCH.splitlines().index('    time.sleep(1000)  # never comes to the second one') + 1}"
-        self.assertIn(f"rank 1 on localhost: sleeping in nanosleep, {place}\n", done.err)
-        self.assertIn("rank 0 on localhost: sleeping in futex, at train.py:", done.err)
-        self.assertRegex(done.err, rf"\n  collectives: rank 1 has not started all_reduce .*that rank 0 waits in.*; rank 1 is {place}\n")
+        self.assertIn(f"rank 1 on localhost: sleeping in nanosleep, {place}\n", self.done.err)
+        self.assertIn("rank 0 on localhost: sleeping in futex, at train.py:", self.done.err)
+        self.assertRegex(verdict, rf"^rank 1 has not started all_reduce .*that rank 0 waits in.*; rank 1 is {place}$")
 
     @unittest.skipUnless(pytorch.can_join_store() and shutil.which("gdb"), pytorch.why_not() or "no gdb here")
     def test_a_store_without_a_server_gets_a_hint(self):
@@ -313,17 +307,8 @@ class PyTorchWorkers(HangTest):
     def setUp(self):
         super().setUp()
         stand_in = pathlib.Path(__file__).resolve().parents[1] / "support/torch_stand_in"
-        self.env["PATH"] = self.path_without_debuggers()
+        self.hide_debuggers()
         self.env["PYTHONPATH"] = str(stand_in)
-
-    def verdict(self, *args, ranks=3):
-        """Returns what the report says of the collectives; None: nothing."""
-        done = self.run_job("--nproc-per-node", ranks, "--hang-timeout", "2s", *args)
-        self.assert_code(done, HUNG)
-        self.assertNotIn("WorkerServer", done.err)
-        self.done = done
-        said = re.search(r"\n  collectives: ([^\n]*)\n", done.err)
-        return re.sub(r"for \d+\.\d s", "for N s", said.group(1)) if said else None
 
     def test_the_rank_that_others_wait_for_is_named_with_its_line(self):
         script = self.script("train.py", COLLECTIVES)
@@ -334,28 +319,10 @@ class PyTorchWorkers(HangTest):
         self.assertRegex(self.done.err, r"\n    rank 2 on localhost: sleeping in \w+, at train\.py:\d+\n"
                                         r"    ranks 0-1 on localhost: sleeping in \w+, at train\.py:\d+ in all_reduce\n")
         self.assertRegex(self.hang_text(2), r"(?m)^== Python's stacks\n(.*\n)*  File .*train\.py\", line ")
-        self.assertEqual(self.verdict("python3", script, "lock"),
-                         wait + f'waiting for a lock, at train.py:{line["""    if kind == "lock": threading.Event().wait()"""]}')
-
-    def test_a_rank_that_has_called_nothing_yet_is_named(self):
-        script = self.script("train.py", """
-import os, time
-import torch.distributed as dist
-def all_reduce(): time.sleep(1000)
-if os.environ["RANK"] == "2": time.sleep(1000)
-dist.record("all_reduce", 1, False)
-all_reduce()
-""")
-        self.assertEqual(self.verdict("python3", script),
-                         "rank 2 has not started all_reduce 1 (32 B) that ranks 0-1 wait in for N s; rank 2 is at train.py:5")
 
     def test_the_verdict_waits_for_no_debugger(self):
-        tools = self.dir / "venv"
-        tools.mkdir()
         told = self.dir / "told"
-        (tools / "gdb").write_text(f"#!/bin/sh\nwhile [ ! -e {told} ]; do sleep 0.1; done\necho after the verdict\n")
-        (tools / "gdb").chmod(0o755)
-        self.env["PATH"] = f"{tools}:{self.env['PATH']}"
+        self.debuggers(gdb=f"#!/bin/sh\nwhile [ ! -e {told} ]; do sleep 0.1; done\necho after the verdict\n")
         verdict = self.verdict("--on", f"hang=cat > {told}.new; mv {told}.new {told}", "python3", self.script("train.py", COLLECTIVES), "sleep")
         self.assertRegex(verdict, "^rank 2 has not started all_reduce 6 ")
         self.assertRegex(self.done.err, r"\nddplaunch: the job makes no progress: rank 2 has not started all_reduce 6 [^\n]*; collecting stacks\n")
@@ -364,8 +331,8 @@ all_reduce()
 
     def test_an_aborted_rank_is_told_with_the_collective_of_the_others(self):
         # As where gloo gets more bytes than it expects.
-        text = COLLECTIVES.replace('if kind == "other"', 'if kind == "abort": wait_for(0); wait_for(1); touch(2); os.abort()\n'
-                                   '    if kind == "other"').replace(
+        text = COLLECTIVES.replace('if kind == "end"', 'if kind == "abort": wait_for(0); wait_for(1); touch(2); os.abort()\n'
+                                   '    if kind == "end"').replace(
             "    if sequence == 6: time.sleep(1000)", "    if sequence == 6:\n        touch(rank)\n        wait_for(2)\n        time.sleep(20)\n"
             "        dist.entries[-1]['retired'] = True\n"
             "        raise RuntimeError('[gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:1')").replace("def all_reduce", f"""\
@@ -377,14 +344,6 @@ def all_reduce""", 1)
         self.assertRegex(done.err, r"  root cause: rank 2 (.|\n)*\n  collectives: rank 2 left no record; ranks? [01]\S* waits? in all_reduce 6 \(32 B\)"
                                    r"[^\n]*; ranks? [01]\S* (is|are) at train\.py:\d+ in all_reduce\n")
 
-    def test_another_operation_or_size_is_named(self):
-        script = self.script("train.py", COLLECTIVES)
-        self.assertRegex(self.verdict("python3", script, "other"),
-                         r"^rank 2 called broadcast 6 \(32 B\) where ranks 0-1 called all_reduce 6 \(32 B\); "
-                         r"rank 2 is at train\.py:\d+ in all_reduce$")
-        self.assertRegex(self.verdict("python3", script, "size"),
-                         r"^rank 2 called all_reduce 6 \(16 B\) where ranks 0-1 called all_reduce 6 \(32 B\); ")
-
     def test_a_rank_that_was_stopped_or_has_ended_is_named(self):
         script = self.script("train.py", COLLECTIVES)
         wait = "; ranks 0-1 wait in all_reduce 6 (32 B) for N s"
@@ -394,12 +353,10 @@ def all_reduce""", 1)
 
     def test_a_server_that_answers_badly_harms_nothing(self):
         script = self.script("train.py", HOSTILE)
-        last = len(HOSTILE.splitlines())
-        for kind in ("garbage", "closes", "silent", "flood", "deep"):
-            with self.subTest(kind):
-                self.assertEqual(self.verdict("python3", script, kind, ranks=2),
-                                 f"rank 1 left no record; rank 0 waits in all_reduce 1 (32 B) for N s; rank 0 is at train.py:{last}")
-                self.assertLess(self.done.seconds, 25)
+        self.assertEqual(self.verdict("python3", script, "garbage", "closes", "silent", "flood", "deep", ranks=6),
+                         "ranks 1-5 left no record; rank 0 waits in all_reduce 1 (32 B) for N s; "
+                         f"rank 0 is at train.py:{len(HOSTILE.splitlines())}")
+        self.assertLess(self.done.seconds, 25)
 
     def verb(self, *args):
         done = subprocess.run([DDPLAUNCH, *args], env=self.env, capture_output=True, text=True, timeout=60, check=False)
@@ -481,7 +438,7 @@ def all_reduce""", 1)
         package = self.dir / "site-packages/torch"
         for name, text in (("__init__", ""), ("_C/__init__", ""), ("_C/_distributed_c10d", ""),
                            ("distributed/__init__", "from torch.distributed.distributed_c10d import *\n"),
-                           ("distributed/distributed_c10d", "import time\ndef all_reduce():\n    time.sleep(1000)\ndef broadcast():\n    time.sleep(1000)\n")):
+                           ("distributed/distributed_c10d", "import time\ndef all_reduce():\n    time.sleep(1000)\n")):
             (package / name).parent.mkdir(parents=True, exist_ok=True)
             (package / f"{name}.py").write_text(text)
         self.env["PYTHONPATH"] = str(package.parent)
@@ -490,23 +447,22 @@ import torch.distributed as dist
 if os.environ["RANK"] == "2":
     for i in range(150): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
     if sys.argv[1] == "gil": ctypes.PyDLL(None).sleep(1000)
-    if sys.argv[1] == "other": dist.broadcast()
     def load(depth): load(depth - 1) if depth > 0 else time.sleep(1000)
     load(500)
 dist.all_reduce()
 """)
-        for kind, verdict, confidence in (
-                ("sleep", "rank 2 has not started all_reduce that ranks 0-1 wait in; rank 2 is at train.py:7 in load", "medium"),
-                ("other", "rank 2 called broadcast where ranks 0-1 called all_reduce; rank 2 is at train.py:6", "low"),
-                ("gil", "rank 2 left no record; ranks 0-1 wait in all_reduce; ranks 0-1 are at train.py:9", "medium")):
+        for kind, verdict in (("sleep", "rank 2 has not started all_reduce that ranks 0-1 wait in; rank 2 is at train.py:6 in load"),
+                              ("gil", "rank 2 left no record; ranks 0-1 wait in all_reduce; ranks 0-1 are at train.py:8")):
             with self.subTest(kind):
                 self.assertEqual(self.verdict("python3", script, kind), verdict)
                 hang = json.loads((self.job_dir / "report.json").read_text())["hang"]
-                self.assertEqual((hang["confidence"], hang["ranks"], hang["witnesses"][0]["source"]), (confidence, [2], "stacks"))
+                self.assertEqual((hang["confidence"], hang["ranks"], hang["witnesses"][0]["source"]), ("medium", [2], "stacks"))
 
     def test_a_second_program_of_the_worker_has_the_server(self):
         script = self.script("worker.sh", f"#!/bin/sh\npython3 -c 'import torch'\nexec python3 {self.script('train.py', COLLECTIVES)} $1\n")
-        self.assertRegex(self.verdict(script, "sleep"), "^rank 2 has not started all_reduce 6 ")
+        line = COLLECTIVES.splitlines().index('    if kind == "lock": threading.Event().wait()') + 1
+        self.assertEqual(self.verdict(script, "lock"), "rank 2 has not started all_reduce 6 (32 B) that ranks 0-1 wait in for N s; "
+                                                       f"rank 2 is waiting for a lock, at train.py:{line}")
 
     def test_scripts_and_their_children_do_not_see_the_hook(self):
         script = self.script("look.py", "import os, re, subprocess, sys\n"
@@ -550,6 +506,10 @@ NEW_PYTORCH = [python for python in pytorch.joining_interpreters() if has_worker
 class NewPyTorchWorkers(HangTest):
     """The verdict on real hangs of gloo."""
 
+    def setUp(self):
+        super().setUp()
+        self.hide_debuggers()
+
     def test_each_kind_of_hang_is_named(self):
         script = self.script("train.py", REAL_COLLECTIVES)
         lines = script.read_text().splitlines()
@@ -566,16 +526,8 @@ class NewPyTorchWorkers(HangTest):
                 ("groups", "rank 2 has not started all_reduce 1 (32 B) of group 1 (pair) that rank 0 waits in for N s; "
                  "rank 2 is at train.py:", "time.sleep(1000)")):
             with self.subTest(kind):
-                done = self.run_job("--nproc-per-node", 3, "--hang-timeout", "4s", NEW_PYTORCH[-1], script, kind, timeout=120,
-                                    env=dict(self.env, PATH=self.path_without_debuggers()))
-                self.assert_code(done, HUNG)
-                self.assertNotIn("WorkerServer", done.err)
-                said = re.search(r"\n  collectives: ([^\n]*)\n", done.err)
-                self.assertIsNotNone(said, repr(done))
                 places = [number for number, line in enumerate(lines, 1) if word and word in line]
-                self.assertIn(re.sub(r"for \d+\.\d s", "for N s", said.group(1)),
-                              [f"{verdict}{place}" for place in places] or [verdict])
-
+                self.assertIn(self.verdict(NEW_PYTORCH[-1], script, kind, timeout="4s"), [f"{verdict}{place}" for place in places] or [verdict])
 
     def test_a_rank_that_comes_to_no_collective_is_named(self):
         text = REAL_COLLECTIVES.replace('dist.init_process_group("gloo")', """
@@ -587,14 +539,8 @@ dist.all_reduce(torch.ones(8))
         script = self.script("train.py", text)
         for kind, what in (("join", "init_process_group that ranks 0-1 wait in"), ("first", "all_reduce 1 (32 B) that ranks 0-1 wait in for N s")):
             with self.subTest(kind):
-                done = self.run_job("--nproc-per-node", 3, "--hang-timeout", "8s", NEW_PYTORCH[-1], script, kind, timeout=120,
-                                    env=dict(self.env, PATH=self.path_without_debuggers()))
-                self.assert_code(done, HUNG)
                 line = next(number for number, text in enumerate(script.read_text().splitlines(), 1) if f'kind == "{kind}"' in text)
-                said = re.search(r"\n  collectives: ([^\n]*)\n", done.err)
-                self.assertIsNotNone(said, repr(done))
-                self.assertEqual(re.sub(r"for \d+\.\d s", "for N s", said.group(1)),
-                                 f"rank 2 has not started {what}; rank 2 is at train.py:{line}")
+                self.assertEqual(self.verdict(NEW_PYTORCH[-1], script, kind, timeout="8s"), f"rank 2 has not started {what}; rank 2 is at train.py:{line}")
 
     def test_sizes_for_which_gloo_aborts_are_told(self):
         # Which rank gloo aborts is open. It leaves no record.
@@ -632,9 +578,9 @@ exec sleep 1000
 
     def test_a_line_counts_as_a_hang_though_ranks_work(self):
         script = self.script("worker.sh", COMPUTES + "sleep 1000\n")
+        self.hide_debuggers()
         done = self.run_job("--nproc-per-node", 2, "--watch", "waiting=hang", "sh", "-c",
-                            f"[ $RANK = 1 ] && echo waiting for rank 0; exec {script} 60",
-                            env=dict(self.env, PATH=self.path_without_debuggers()))
+                            f"[ $RANK = 1 ] && echo waiting for rank 0; exec {script} 60")
         self.assert_code(done, HUNG)
         self.assertIn("  root cause: the job hung: rank 1 on localhost printed \"waiting for rank 0\" (--watch "
                       "'waiting=hang')\n    rank ", done.err)
@@ -644,13 +590,10 @@ exec sleep 1000
 class NoHang(HangTest):
     """Jobs that do not hang. Each lasts several times its timeout."""
 
-    def check(self, text, *args):
-        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "1s", self.script("worker.sh", text), 4, *args)
+    def check(self, text):
+        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "1s", self.script("worker.sh", text), 3)
         self.assert_code(done, 0)
         self.assertNotIn("hang", done.err)
-
-    def test_one_rank_computes(self):
-        self.check(COMPUTES)
 
     def test_one_rank_prints_now_and_then(self):
         self.check(PRINTS)
@@ -658,10 +601,6 @@ class NoHang(HangTest):
     def test_a_grandchild_computes(self):
         inner = self.script("inner.sh", COMPUTES)
         self.check(f'#!/bin/sh\n[ "$RANK" = 1 ] || exec sleep "$1"\nsh -c "{inner} $1"\nexit $?\n')
-
-    def test_busy_waiting_ranks_are_not_found(self):
-        # This is the documented limit: waiting with the CPU at full speed looks like work.
-        self.check(COMPUTES.replace('[ "$RANK" = 1 ] || exec sleep "$1"\n', ""))
 
     def test_workers_that_have_finished_report_no_step(self):
         # The last step may arrive behind the hello that says so.
@@ -682,8 +621,8 @@ class OverSsh(HangTest):
         self.options = ["--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config]
 
     def test_all_ranks_sleep(self):
-        done = self.run_job(*self.options, "--nproc-per-node", 2, "--hang-timeout", "3s",
-                            self.script("worker.sh", UNUSUAL_ONE))
+        self.hide_debuggers()
+        done = self.run_job(*self.options, "--nproc-per-node", 2, "--hang-timeout", "3s", self.script("worker.sh", UNUSUAL_ONE))
         first, second = self.nodes.hosts[:2]
         self.assert_hung(done, f"rank 1 on {first}: sleeping in poll",
                          f"ranks 0,2-3 on {first} and {second}: sleeping in nanosleep")
@@ -692,13 +631,8 @@ class OverSsh(HangTest):
             self.assertRegex(self.hang_text(rank), rf"^rank {rank}, pid \d+: ")
 
     def test_a_node_that_has_answered_waits_for_the_others(self):
-        tools = self.dir / "venv"
-        tools.mkdir()
-        (tools / "gdb").write_text("#!/bin/sh\nfor pid; do grep -qz '^RANK=0$' /proc/$pid/environ 2>/dev/null && "
-                                   "exec sleep 6; done\nexec sleep 2\n")
-        (tools / "gdb").chmod(0o755)
-        done = self.run_job(*self.options, "--nproc-per-node", 1, "--hang-timeout", "1s", "sleep", 1000,
-                            env=dict(self.env, PATH=f"{tools}:{self.env['PATH']}"))
+        self.debuggers(gdb="#!/bin/sh\nfor pid; do grep -qz '^RANK=0$' /proc/$pid/environ 2>/dev/null && exec sleep 6; done\nexec sleep 2\n")
+        done = self.run_job(*self.options, "--nproc-per-node", 1, "--hang-timeout", "1s", "sleep", 1000)
         first, second = self.nodes.hosts[:2]
         self.assert_hung(done, f"ranks 0-1 on {first} and {second}: sleeping in nanosleep")
         self.assertGreater(done.seconds, 7)
