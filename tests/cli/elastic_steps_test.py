@@ -210,11 +210,12 @@ kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
 class ElasticSteps(ElasticTest):
     steps = 8
 
-    def disturb(self, fault, features="", prelude="", script=SCRIPT, **environment):
+    def disturb(self, fault, features="", prelude="", script=SCRIPT, lines=b"", **environment):
         """Starts two ranks, of which rank 1 dies at `fault`. Returns rank 0 and the step that it holds."""
         self.path = self.script("script.py", script + prelude + CALL, mode=0o644)
         self.environment = dict(environment, WITH=features)
         self.before = self.team(self.steps, 2, FAULT=fault, REFERENCE="1", **self.environment)
+        self.before[0].link.sendall(lines)
         self.before[1].process.wait(120)
         return self.before[0], self.revoke(0, self.before[:1])[0]
 
@@ -235,34 +236,46 @@ class ElasticSteps(ElasticTest):
     def assert_undisturbed(self, out):
         self.assertEqual(self.value(out, "end"), self.value(out, "undisturbed"), out)
 
-    def assert_recovers(self, fault, features, step, **environment):
-        survivor, held = self.disturb(fault, features, **environment)
+    def assert_recovers(self, fault, features="", step=4, **named):
+        survivor, held = self.disturb(fault, features, **named)
         self.assertEqual(held, step)
         out, _ = self.go_on(survivor, 0)
         self.assertIn(f"begin 1 from {step}\n", out)
         self.assert_undisturbed(out)
+        return out
 
-    def assert_is_refused(self, fault, features="", why="", **environment):
-        """Checks that the state of rank 0 is not used. No other rank has a state, so the script starts again from the
-        beginning."""
-        survivor, held = self.disturb(fault, features, **environment)
-        self.assertIsNone(held)
-        out, err = self.go_on(survivor, None)
-        self.assertIn("begin 1 from 0\n", out)
-        self.assert_undisturbed(out)
-        self.assertIn(why, err)
+    def test_a_loss_in_a_step(self):
+        gpu = dict(prelude=FAKE_GPU, GPU="complete")
+        for name, fault, features, step, named in (
+                ("between unscale and update of a scaler", "collective-unscaled 4", "scaler", 4, {}),
+                ("all together", "part-2 5", "scaler workers dropout accumulation batchnorm", 5, {}),
+                ("between optimizer and world.step()", "before-world.step 4", "", 5, {}),
+                ("before the optimizer", "before-optimizer 4", "", 4, {}),
+                ("with a GPU that has completed the step", "part-0 4", "", 4, gpu),
+                # The gradients seem complete, but the optimizer must not use them.
+                ("with a GPU whose all-reduce was aborted", "before-optimizer 4", "", 4, gpu),
+                ("while the optimizer waits for the GPU", "synchronize 4", "", 4, gpu),
+                ("with descriptors beyond 1023", "part-0 4", "", 4, dict(prelude=DESCRIPTORS)),
+                ("among unknown lines of the agent", "part-0 4", "", 4, dict(
+                    lines=b'{"news":1}\n[1]\nnot JSON\n{"attempt":"x"}\n{"attempt":9}\n{"revoke":[]}\n' + b"[" * 4000 + b"\n"))):
+            with self.subTest(name):
+                self.assert_recovers(fault, features, step, **named)
 
-    def test_schedulers(self):
-        self.assert_recovers("part-0 4", "", 4)
-
-    def test_scaler_is_between_unscale_and_update(self):
-        self.assert_recovers("collective-unscaled 4", "scaler", 4)
-
-    def test_data_loader_workers_and_dropout(self):
-        self.assert_recovers("part-0 4", "workers dropout", 4)
-
-    def test_accumulation(self):
-        self.assert_recovers("part-1 4", "accumulation", 4)
+    def test_a_state_that_is_refused(self):
+        """The state of rank 0 is not used. No other rank has a state, so the script starts again from the beginning."""
+        for fault, features, why, named in (
+                ("collective-stepped 4", "", "the state after step 4 is not used: the attempt ended between optimizer.step() and world.step()", {}),
+                ("before-world.step 4", "late", "world.step(), which must be the last call of a step", {}),
+                ("before-world.step 0", "late", "the state after step 1 is not used", {}),
+                ("collective-stepped 4", "", "world.sync() got no optimizer", dict(MISSING="1")),
+                ("part-0 4", "", "the attempt ended before the GPU had completed the step", dict(prelude=FAKE_GPU, GPU="behind"))):
+            with self.subTest(why):
+                survivor, held = self.disturb(fault, features, **named)
+                self.assertIsNone(held)
+                out, err = self.go_on(survivor, None)
+                self.assertIn("begin 1 from 0\n", out)
+                self.assert_undisturbed(out)
+                self.assertIn(why, err)
 
     def test_three_ranks_whose_buckets_stay(self):
         # The sum of two numbers is the same in either order, but that of three is not.
@@ -278,73 +291,24 @@ class ElasticSteps(ElasticTest):
             self.assertEqual(code, 0, err)
             self.assertEqual(self.value(out, "end"), self.value(ends[0][1], "undisturbed"))
 
-    def test_all_together(self):
-        self.assert_recovers("part-2 5", "scaler workers dropout accumulation batchnorm", 5)
-
-    def test_a_revoke_between_optimizer_and_world_step(self):
-        self.assert_recovers("before-world.step 4", "", 5)
-
-    def test_a_revoke_before_the_optimizer(self):
-        self.assert_recovers("before-optimizer 4", "", 4)
-
-    def test_a_collective_between_optimizer_and_world_step(self):
-        self.assert_is_refused("collective-stepped 4",
-                               why="the state after step 4 is not used: the attempt ended between optimizer.step() and world.step()")
-
-    def test_a_scheduler_after_world_step(self):
-        self.assert_is_refused("before-world.step 4", "late", "world.step(), which must be the last call of a step")
-
-    def test_a_scheduler_after_the_first_world_step(self):
-        self.assert_is_refused("before-world.step 0", "late", "the state after step 1 is not used")
-
     def test_a_misuse_that_is_detected_after_a_recovery(self):
-        """A loss may have hit between world.step() and the scheduler's step, which no check could see at that time."""
-        survivor, held = self.disturb("part-0 4")
-        self.environment["WITH"] = "late"
-        team = [survivor, self.worker(self.steps, **self.environment)]
-        self.begin(1, team, source=0)
-        code, _, err = team[1].end()
-        self.assertEqual((held, code), (4, 1))
-        self.assertIn("the last call of a step: the change may be missing in the state that other ranks received", err)
-
-    def test_a_new_scheduler_in_each_attempt(self):
-        survivor, held = self.disturb("part-0 4", "new")
-        team = [survivor, self.worker(self.steps, **self.environment)]
-        self.begin(1, team, source=0)
-        code, _, err = survivor.end()
-        self.assertEqual((held, code), (4, 1))
-        self.assertIn("world.sync() got a different StepLR object than in the last attempt", err)
-
-    def test_a_gpu_that_has_completed_the_step(self):
-        survivor, held = self.disturb("part-0 4", prelude=FAKE_GPU, GPU="complete")
-        self.assertEqual(held, 4)
-        self.assert_undisturbed(self.go_on(survivor, 0)[0])
-
-    def test_a_gpu_that_has_not_completed_the_step(self):
-        survivor, held = self.disturb("part-0 4", prelude=FAKE_GPU, GPU="behind")
-        self.assertIsNone(held)
-        self.assertIn("the attempt ended before the GPU had completed the step", self.go_on(survivor, None)[1])
-
-    def test_a_gpu_whose_all_reduce_was_aborted(self):
-        """The gradients seem complete, but the optimizer must not use them."""
-        survivor, held = self.disturb("before-optimizer 4", prelude=FAKE_GPU, GPU="complete")
-        self.assertEqual(held, 4)
-        self.assert_undisturbed(self.go_on(survivor, 0)[0])
-
-    def test_a_revoke_while_the_optimizer_waits_for_the_gpu(self):
-        survivor, held = self.disturb("synchronize 4", prelude=FAKE_GPU, GPU="complete")
-        self.assertEqual(held, 4)
-        self.assert_undisturbed(self.go_on(survivor, 0)[0])
+        # A loss may have hit between world.step() and the scheduler's step, which no check could see at that time.
+        for before, after, victim, why in (
+                ("", "late", 1, "the last call of a step: the change may be missing in the state that other ranks received"),
+                ("new", "new", 0, "world.sync() got a different StepLR object than in the last attempt")):
+            with self.subTest(why):
+                survivor, held = self.disturb("part-0 4", before)
+                self.environment["WITH"] = after
+                team = [survivor, self.worker(self.steps, **self.environment)]
+                self.begin(1, team, source=0)
+                code, _, err = team[victim].end()
+                self.assertEqual((held, code), (4, 1))
+                self.assertIn(why, err)
 
     def test_a_revoke_before_a_gpu_step_is_counted(self):
         """A state that changes after the freeze may result from an aborted collective."""
         _, held = self.disturb("before-world.step 4", prelude=FAKE_GPU, GPU="complete")
         self.assertIsNone(held)
-
-    def test_without_a_registered_optimizer(self):
-        survivor, held = self.disturb("collective-stepped 4", MISSING="1")
-        self.assertIsNone(held)
-        self.assertIn("world.sync() got no optimizer", self.go_on(survivor, None)[1])
 
     def test_the_training_step_of_the_documentation(self):
         lines = re.findall(r"```python\n(.*?)```", (SOURCE / "docs/users/elastic_python.md").read_text(), re.S)[1]
@@ -356,19 +320,8 @@ class ElasticSteps(ElasticTest):
         self.assertEqual(held, 4)
         self.assert_undisturbed(self.go_on(survivor, 0)[0])
 
-    def recover_in(self, prelude, lines=b""):
-        self.path = self.script("script.py", SCRIPT + prelude + CALL, mode=0o644)
-        self.environment = dict(WITH="")
-        team = self.team(self.steps, 2, FAULT="part-0 4", REFERENCE="1", **self.environment)
-        team[0].link.sendall(lines)
-        team[1].process.wait(120)
-        self.assertEqual(self.revoke(0, team[:1]), [4])
-        out, _ = self.go_on(team[0], 0)
-        self.assert_undisturbed(out)
-        return out
-
     def test_connections_of_others_are_not_touched(self):
-        self.assertEqual(self.recover_in(CONNECTION).count("alive\n"), 2)
+        self.assertEqual(self.assert_recovers("part-0 4", prelude=CONNECTION).count("alive\n"), 2)
 
     def test_a_stop_while_a_rank_is_missing(self):
         """The rank that starts may have ended by the stop, and the others would wait for it until they are killed."""
@@ -378,12 +331,6 @@ class ElasticSteps(ElasticTest):
         self.read_line(worker, "joins\n")
         worker.say(stop="SIGTERM", grace_ms=25000)
         self.assertEqual(worker.end()[0], 143)
-
-    def test_descriptors_beyond_1023(self):
-        self.recover_in(DESCRIPTORS)
-
-    def test_unknown_lines_of_the_agent_are_ignored(self):
-        self.recover_in("", b'{"news":1}\n[1]\nnot JSON\n{"attempt":"x"}\n{"attempt":9}\n{"revoke":[]}\n' + b"[" * 4000 + b"\n")
 
 
 class Bad:
@@ -521,6 +468,13 @@ class ElasticUnits(unittest.TestCase):
         self.backward()
         self.optimizer.step()
 
+    def after_a_step(self):
+        """Returns a world in which a step is complete."""
+        world = self.sync(self.model, self.optimizer)[0]
+        self.make_step()
+        world.step(1)
+        return world
+
     def update_by_hand(self):
         with torch.no_grad():
             for p in self.model.parameters():
@@ -551,9 +505,7 @@ class ElasticUnits(unittest.TestCase):
 
     def test_a_partly_registered_model_updated_by_hand_is_refused(self):
         self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
-        world = self.sync(self.model, self.optimizer)[0]
-        self.make_step()
-        world.step(1)
+        self.after_a_step()
         self.backward()
         self.update_by_hand()
         self.assert_refused("in a step that had changed weights")
@@ -565,9 +517,7 @@ class ElasticUnits(unittest.TestCase):
         self.assert_refused("world.step(1) was called for a step in which no registered optimizer has stepped")
 
     def test_world_step_for_each_part_of_an_accumulation(self):
-        world = self.sync(self.model, self.optimizer)[0]
-        self.make_step()
-        world.step(1)
+        world = self.after_a_step()
         self.backward()
         world.step(2)
         self.assert_refused("world.step(2) was called for a step in which no registered optimizer has stepped")
@@ -759,9 +709,7 @@ class ElasticUnits(unittest.TestCase):
         self.assertEqual(self.progress.settle(), 1)
 
     def test_the_statistics_of_an_interrupted_forward(self):
-        world = self.sync(self.model, self.optimizer)[0]
-        self.make_step()
-        world.step(1)
+        self.after_a_step()
         before = [buffer.clone() for buffer in self.model.buffers()]
         self.model(torch.randn(4, 2))
         self.model[1].num_batches_tracked = self.model[1].num_batches_tracked + 1  # replaces the tensor by another one
@@ -771,18 +719,14 @@ class ElasticUnits(unittest.TestCase):
 
     def test_a_validation_that_was_interrupted(self):
         """Dropout and BatchNorm would compute something else in the next step of this rank alone."""
-        world = self.sync(self.model, self.optimizer)[0]
-        self.make_step()
-        world.step(1)
+        self.after_a_step()
         self.model.eval()
         self.assertEqual(self.progress.settle(), 1)
         self.assertEqual([part.training for part in self.model.modules()], [True] * 3)
 
     def test_a_step_that_froze_a_layer_was_interrupted(self):
         """A GAN freezes one model while it trains the other. DistributedDataParallel leaves frozen parameters out of its sums."""
-        world = self.sync(self.model, self.optimizer)[0]
-        self.make_step()
-        world.step(1)
+        self.after_a_step()
         self.model[0].weight.requires_grad_(False)
         self.assertEqual(self.progress.settle(), 1)
         self.assertTrue(all(p.requires_grad for p in self.model.parameters()))
@@ -813,9 +757,7 @@ class ElasticUnits(unittest.TestCase):
     def test_an_optimizer_that_gets_other_parameters(self):
         """The optimizer of a new process has not got them, and so could not load the state in any attempt."""
         self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
-        world = self.sync(self.model, self.optimizer)[0]
-        self.make_step()
-        world.step(1)
+        world = self.after_a_step()
         self.assertEqual(self.progress.settle(), 1)
         self.optimizer.add_param_group({"params": list(self.model[1].parameters())})
         self.make_step()
