@@ -8,9 +8,10 @@ import pathlib
 import signal
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from container import Container  # noqa: E402
-from launch import BIN, LaunchTest, Nodes, live_processes_with, main, wait_until  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import census
+from tests.support.container import Container
+from tests.support.launch import BIN, LaunchTest, Nodes, live_processes_with, main, wait_until
 
 STAY = ["sh", "-c", 'echo "at work"; setsid sh -c "trap : TERM; sleep 600; sleep 600" & exec sleep 600']
 
@@ -57,13 +58,6 @@ class Wrapper(LaunchTest):
         self.assertTrue(wait_until(lambda: len(self.inside("sleep")) == 2 * ranks), self.inside())
         return process
 
-    def ended(self, process, code, says=None):
-        outcome = self.finish(process)
-        self.assert_code(outcome, code)
-        if says:
-            self.assertRegex(outcome.err, says)
-        return outcome
-
 
 class Local(Wrapper):
     def test_workers_run_inside_the_container(self):
@@ -82,33 +76,20 @@ class Local(Wrapper):
         outcome = self.run_job(*self.local("cat"), stdin="to rank 0\n")
         self.assertEqual(outcome.out, "to rank 0\n", repr(outcome))
 
-    def test_a_worker_is_killed(self):
-        process = self.at_work()
-        leader = next(pid for pid, _ in self.inside("sleep") if self.environ(pid, "RANK") == "1")
-        os.kill(leader, signal.SIGKILL)
-        self.ended(process, 137, "rank 1")
-
-    def environ(self, pid, name):
-        for entry in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if entry.startswith(name.encode() + b"="):
-                return entry.partition(b"=")[2].decode()
-        return None
-
-    def test_ctrl_c(self):
-        process = self.at_work("--stop-grace", "1s")
-        process.send_signal(signal.SIGINT)
-        self.ended(process, 130)
-
-    def test_the_master_is_killed(self):
-        process = self.at_work()
-        process.kill()
-        process.communicate()
-        self.assert_nothing_left()
-
-    def test_the_client_is_killed(self):
-        process = self.at_work()
-        os.kill(self.client_pid(process), signal.SIGKILL)
-        self.ended(process, 113, "localhost")
+    def test_each_process_is_killed(self):
+        for name, victim, code, says in (
+                ("worker", lambda _: next(pid for pid, _ in self.inside("sleep") if census.environment(pid, "RANK") == "1"), 137, "rank 1"),
+                ("client", self.client_pid, 113, "localhost"),
+                ("agent", lambda _: self.inside("ddplaunchd")[0][0], 113, "the agent was killed by SIGKILL"),
+                ("keeper", lambda _: self.inside("ddp-keeper")[0][0], 113, ""),
+                ("master", lambda process: process.pid, -signal.SIGKILL, ""),
+                ("container", lambda _: self.box.init, 113, "")):
+            with self.subTest(name):
+                process = self.at_work()
+                os.kill(victim(process), signal.SIGKILL)
+                outcome = self.finish(process)
+                self.assert_code(outcome, code)
+                self.assertIn(says, outcome.err)
 
     def client_pid(self, master):
         text = pathlib.Path(f"/proc/{master.pid}/task/{master.pid}/children").read_text()
@@ -116,22 +97,10 @@ class Local(Wrapper):
         self.assertEqual(len(clients), 1)
         return clients[0]
 
-    def test_the_agent_is_killed(self):
-        process = self.at_work()
-        ((pid, _),) = self.inside("ddplaunchd")
-        os.kill(pid, signal.SIGKILL)
-        self.ended(process, 113, "the agent was killed by SIGKILL")
-
-    def test_the_keeper_is_killed(self):
-        process = self.at_work()
-        ((pid, _),) = self.inside("ddp-keeper")
-        os.kill(pid, signal.SIGKILL)
-        self.ended(process, 113)
-
-    def test_the_container_is_killed(self):
-        process = self.at_work()
-        os.kill(self.box.init, signal.SIGKILL)
-        self.ended(process, 113)
+    def test_ctrl_c(self):
+        process = self.at_work("--stop-grace", "1s")
+        process.send_signal(signal.SIGINT)
+        self.assert_code(self.finish(process), 130)
 
     def test_no_such_container(self):
         self.wrapper = f"{self.box.client} other"
