@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, enter_own_pids, is_running, live_processes_with, main, wait_until
-from tests.support.rejoin import worker_of
+from tests.support.rejoin import workers_of
 
 # Ends with code 0 in the attempt $1. Before that attempt it waits to be stopped.
 WAITING = """#!/bin/sh
@@ -31,8 +31,7 @@ class Elastic(LaunchTest):
 
     def agents(self):
         """Returns {node: (pid of the agent, pid of its keeper)}."""
-        workers = [worker_of(pid) for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")]
-        return {worker.node: (worker.agent, worker.keeper) for worker in workers if worker}
+        return {worker.node: (worker.agent, worker.keeper) for worker in workers_of(self.job)}
 
     def running(self, process, attempt, world):
         """Waits until all ranks of the attempt have printed a line. Returns the lines."""

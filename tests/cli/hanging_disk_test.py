@@ -9,8 +9,8 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, SAME_REQUEST, SKIP, LaunchTest, Nodes, live_processes_with, main, wait_until
-from tests.support.rejoin import last_step, worker_of
+from tests.support.launch import DDPLAUNCH, SAME_REQUEST, SKIP, LaunchTest, Nodes, main, wait_until
+from tests.support.rejoin import last_step, workers_of
 
 HANGING_DISK = pathlib.Path(DDPLAUNCH).parents[1] / "tests/hanging_disk"
 
@@ -118,7 +118,7 @@ class HangingDisk(LaunchTest):
                                    "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 20,
                                    "--metrics-file", metrics)
         self.assertTrue(wait_until(lambda: last_step(metrics) >= 5), self.errors.read_text())
-        worker, = (worker for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if (worker := worker_of(pid)))
+        worker, = workers_of(self.job)
         self.hang.touch()
         os.kill(worker.pid, signal.SIGKILL)
         done = self.finish(process)

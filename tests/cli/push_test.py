@@ -144,9 +144,6 @@ class Delivery(Push):
                 outcome = self.on(nodes, "-v", "true")
                 self.assert_code(outcome, 0)
                 self.assertEqual(self.pushes(outcome), 1, repr(outcome))
-                again = self.on(nodes, "-v", "true")
-                self.assert_code(again, 0)
-                self.assertEqual(self.pushes(again), 0, repr(again))
 
     def test_a_busybox_node(self):
         """The node has neither bash nor coreutils; PATH has only busybox."""

@@ -132,12 +132,6 @@ class Workers(RejoinTest):
         self.assertIn("not restarted, although --max-restarts allows it: another attempt would fail the same way", done.err)
         self.assertIn("rank 1 on localhost exited 3", done.err)
 
-    def test_without_hello_the_processes_are_restarted(self):
-        first, second, done = self.lose("silent,silent,silent")
-        self.assert_code(done, 0)
-        self.assert_same(first, second)
-        self.assertNotIn("live on", done.err)
-
     def test_a_shell_script_is_restarted(self):
         process = self.here("--max-restarts", 1, self.script("shell.sh", SHELL), nproc=2)
         first = self.begun(process, 0, 2)
@@ -147,19 +141,16 @@ class Workers(RejoinTest):
         self.assert_code(done, 0)
         self.assertNotIn("live on", done.err)
 
-    def test_workers_with_sharded_state_are_restarted(self):
-        first, second, done = self.lose("sharded,sharded,sharded")
-        self.assert_code(done, 0)
-        self.assert_same(first, second)
-        self.assertEqual({origin for _, origin, _ in second.values()}, {"None"})
-
-    def test_one_worker_that_cannot_rejoin_restarts_all(self):
-        for kinds in ("good,good,simple", "good,good,silent", "good,good,sharded"):
+    def test_workers_that_cannot_rejoin_restart_all(self):
+        for kinds in ("good,good,simple", "good,good,silent", "sharded,sharded,sharded"):
             with self.subTest(kinds):
                 self.shown = []
                 first, second, done = self.lose(kinds)
                 self.assert_code(done, 0)
                 self.assertNotEqual(first[2][2], second[2][2])
+                if kinds.startswith("sharded"):
+                    self.assert_same(first, second)
+                    self.assertEqual({origin for _, origin, _ in second.values()}, {"None"})
 
     def test_a_worker_that_answers_too_late_is_killed_and_named(self):
         first, second, done = self.lose("good,good,late")
