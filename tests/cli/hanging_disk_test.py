@@ -115,7 +115,7 @@ class HangingDisk(LaunchTest):
         self.env["TMPDIR"] = str(self.disk / "tmp")
         metrics = self.dir / "metrics"
         process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--start-timeout", "20s", "train",
-                                   "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 20,
+                                   "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 10,
                                    "--metrics-file", metrics)
         self.assertTrue(wait_until(lambda: last_step(metrics) >= 5), self.errors.read_text())
         worker, = workers_of(self.job)
