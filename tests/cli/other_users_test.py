@@ -10,19 +10,16 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import BIN, LaunchTest, Outcome, main, wait_until
-from tests.support.ports import free_port
+from tests.support.launch import BIN, main, wait_until
+from tests.support.per_node import PerNodeTest
 
 TOKEN = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 VICTIM, MALLORY = 61236, 61237  # users that do not exist; not those of machines.py, since limits count processes by user
 
 
-class OtherUsers(LaunchTest):
+class OtherUsers(PerNodeTest):
     def setUp(self):
         super().setUp()
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            self.env.pop(name, None)
-        self.port = free_port()
         if os.geteuid() != 0 or shutil.which("setpriv") is None:
             self.skipTest("only root can run as two other users (with setpriv)")
         self.dir.chmod(0o755)
@@ -38,14 +35,6 @@ class OtherUsers(LaunchTest):
             subprocess.run([*self.as_user(VICTIM), self.dir / "bin/ddplaunch", "--version"], check=True, capture_output=True)
         except subprocess.CalledProcessError as error:
             self.skipTest(f"another user cannot run the programs here: {error.stderr}")
-
-    def node_options(self, rank):
-        node = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
-        return node + (["--node-rank", rank] if rank is not None else [])
-
-    def end_of(self, process, timeout=60):
-        out, err = process.communicate(timeout=timeout)
-        return Outcome(process.returncode, out, err, 0)
 
     def as_user(self, uid):
         return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
@@ -204,9 +193,6 @@ class OtherUsers(LaunchTest):
         self.assertEqual(thesis.read_text(), "years of work\n")
         self.assertFalse((self.homes[VICTIM] / "started").exists())
 
-    def listens(self):
-        rows = [row.split() for row in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        return any(row[1].endswith(f":{self.port:04X}") and row[3] == "0A" for row in rows)
 
 
 if __name__ == "__main__":

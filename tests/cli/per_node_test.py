@@ -12,29 +12,23 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, LaunchTest, Outcome, live_processes_with, main, sender, wait_until
+from tests.support import census
+from tests.support.launch import DDPLAUNCH, Outcome, live_processes_with, main, sender, wait_until
+from tests.support.per_node import PerNodeTest
 from tests.support.ports import free_port
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 WHO = 'echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, node $GROUP_RANK"'
 
 
-class PerNode(LaunchTest):
+class PerNode(PerNodeTest):
     def setUp(self):
         super().setUp()
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            self.env.pop(name, None)
-        self.env = {name: value for name, value in self.env.items() if not name.startswith("SLURM")}
-        self.env["OMP_NUM_THREADS"] = "1"
-        self.port = free_port()
         self.nodes = 2
 
     def node(self, rank, *command, options=(), env=None, address="127.0.0.1", size=None, **popen):
-        """Starts the ddplaunch of one node. With `rank` None it gets no rank."""
-        node = ["--nnodes", size or self.nodes, "--master-addr", address, "--master-port", self.port]
-        if rank is not None:
-            node += ["--node-rank", rank]
-        return self.start(*node, *options, *command, env=dict(self.env, **(env or {})), **popen)
+        """Starts the ddplaunch of one node."""
+        return self.start(*self.node_options(rank, size or self.nodes, address), *options, *command, env=dict(self.env, **(env or {})), **popen)
 
     def ends(self, *processes, timeout=60):
         """Waits for all processes, and until no process of the job is left. Returns their outcomes."""
@@ -223,7 +217,7 @@ class PerNode(LaunchTest):
 
     def test_another_token(self):
         master = self.node(0, "true", env={"DDPLAUNCH_TOKEN": TOKEN})
-        other = self.ends_alone(self.node(1, "true", env={"DDPLAUNCH_TOKEN": TOKEN[::-1]}))
+        other = self.end_of(self.node(1, "true", env={"DDPLAUNCH_TOKEN": TOKEN[::-1]}))
         self.assert_code(other, 111)
         self.assertIn("the token differs", other.err)
         self.assertRegex(other.err, r"DDPLAUNCH_TOKEN \(check [0-9a-f]{6}\)")
@@ -247,7 +241,7 @@ class PerNode(LaunchTest):
         first = self.node(1, "sh", "-c", "true")
         self.assertTrue(wait_until(lambda: self.joined(first)))
         second = self.node(1, "true")
-        refused = self.ends_alone(second)
+        refused = self.end_of(second)
         self.assert_code(refused, 2)
         self.assertIn("node rank 1 has already joined, from 127.0.0.1; give each node its own --node-rank", refused.err)
         outcomes = self.ends(master, self.node(2, "true"))
@@ -276,11 +270,11 @@ class PerNode(LaunchTest):
                 "--node-rank of this node is {}; if this is another job, choose another --job-id\n"
         for options, size, rank in (([], 2, "1"), ([], 4, "from 1 to 3"), (["--master-port", free_port()], 2, "1")):
             self.assertTrue(wait_until(lambda: list(self.dir.glob("state/ddplaunch/jobs/*.job"))))
-            done = self.ends_alone(self.node(0, "true", options=options, size=size))
+            done = self.end_of(self.node(0, "true", options=options, size=size))
             self.assert_code(done, 2)
             self.assertIn(again.format(rank), done.err)
         env = dict(self.env, XDG_STATE_HOME=str(self.dir / "other"))  # the ids differ, as without --job-id
-        done = self.ends_alone(self.node(0, "true", options=["--job-id", self.job + "-2"], env=env))
+        done = self.end_of(self.node(0, "true", options=["--job-id", self.job + "-2"], env=env))
         self.assert_code(done, 116)
         self.assertIn(f"by process {first.pid} (ddplaunch); if that is node 0 of this job, the --node-rank of this node is 1; if it is "
                       "another job, give all nodes of this one another --master-port\n", done.err)
@@ -417,24 +411,9 @@ echo "$RANK of $WORLD_SIZE again"
             return False
         return b"joined job" in os.read(process.stderr.fileno(), 4096)
 
-    def ends_alone(self, process):
-        out, err = process.communicate(timeout=60)
-        return Outcome(process.returncode, out, err, 0)
-
-    def listens(self):
-        """Returns whether a process listens at the port, without a connection to it."""
-        rows = [row.split() for name in ("tcp", "tcp6") for row in pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-        return any(row[1].endswith(f":{self.port:04X}") and row[3] == "0A" for row in rows)
-
     def agent_of(self, process):
         """Returns the agent below the keeper that `process` has become, or None if there is none yet."""
-        for entry in pathlib.Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == process.pid:
-                    return int(entry.name)
-            except OSError:
-                continue
-        return None
+        return next((pid for pid, (parent, _, _) in census.all_processes().items() if parent == process.pid), None)
 
     def catches(self, pid, number):
         """Returns whether the process has a handler for that signal."""

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Outcome, main, wait_until
-from tests.support.ports import free_port
+from tests.support import census
+from tests.support.launch import BIN, DDPLAUNCH, main, wait_until
+from tests.support.per_node import PerNodeTest
 
 TOKEN = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 LINK_PEER = BIN.parent / "tests/link_peer"
@@ -34,33 +35,7 @@ def copies_in_memory(pid, secret):
     return dumped, kept
 
 
-def children_of(pid):
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        with contextlib.suppress(OSError, IndexError):
-            if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                found += [int(entry.name), *children_of(int(entry.name))]
-    return found
-
-
-class SecurityTest(LaunchTest):
-    def setUp(self):
-        super().setUp()
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            self.env.pop(name, None)
-        self.env["OMP_NUM_THREADS"] = "1"
-        self.port = free_port()
-
-    def node_options(self, rank):
-        node = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
-        return node + (["--node-rank", rank] if rank is not None else [])
-
-    def end_of(self, process, timeout=60):
-        out, err = process.communicate(timeout=timeout)
-        return Outcome(process.returncode, out, err, 0)
-
-
-class Token(SecurityTest):
+class Token(PerNodeTest):
     """Tests where DDPLAUNCH_TOKEN may be visible."""
 
     def setUp(self):
@@ -92,7 +67,7 @@ class Token(SecurityTest):
         env = {name: value for name, value in self.env.items() if name != "DDPLAUNCH_TOKEN" or not options}
         nodes = [self.start(*self.node_options(rank), *options, *wait, env=env) for rank in (0, 1)]
         self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
-        seen = {pid: copies_in_memory(pid, TOKEN.encode()) for node in nodes for pid in (node.pid, *children_of(node.pid))}
+        seen = {pid: copies_in_memory(pid, TOKEN.encode()) for node in nodes for pid in (node.pid, *census.below(node.pid))}
         (self.dir / "go").touch()
         self.assertEqual([self.end_of(node).code for node in nodes], [0, 0])
         self.assertEqual({pid: dumped for pid, (dumped, _) in seen.items() if dumped != 0}, {})
@@ -122,7 +97,7 @@ class Token(SecurityTest):
         self.assertNotIn("token", done.stdout + done.stderr)
 
 
-class UntrustedPeers(SecurityTest):
+class UntrustedPeers(PerNodeTest):
     """Tests peers that have the token but are not ddplaunch."""
 
     def peer(self, *args):
