@@ -44,6 +44,44 @@ class PerNode(PerNodeTest):
     def assert_codes(self, outcomes, *codes):
         self.assertEqual([one.code for one in outcomes], list(codes), repr(outcomes))
 
+    def slurm_task(self, job, step, rank, nodes=("localhost", "n1")):
+        """Returns the variables of one task of `srun -N 2 --ntasks-per-node=1` in a job of more nodes."""
+        return {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": f"first,{','.join(nodes)}", "SLURM_STEP_ID": str(step),
+                "SLURM_STEP_NODELIST": ",".join(nodes), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank), "SLURMD_NODENAME": nodes[rank]}
+
+    def step_node(self, job, step, rank, *command, nodes=("localhost", "n1"), **more):
+        """Starts the ddplaunch of one task, without a --job-id, so that job and step tell which nodes belong together."""
+        env = dict(self.env, STEP=str(step), TEST_MARK=self.job, **self.slurm_task(job, step, rank, nodes), **more)
+        self.job_dir = self.dir / f"job{self.runs}"
+        self.runs += 1
+        process = subprocess.Popen([DDPLAUNCH, "--job-dir", self.job_dir, *command], env=env, cwd=self.dir, text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        return process
+
+    def agent_of(self, process):
+        """Returns the agent below the keeper that `process` has become, or None if there is none yet."""
+        return next((pid for pid, (parent, _, _) in census.all_processes().items() if parent == process.pid), None)
+
+    def catches(self, pid, number):
+        """Returns whether the process has a handler for that signal."""
+        if pid is None:
+            return False
+        rows = dict(row.split(":", 1) for row in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
+        return int(rows["SigCgt"], 16) >> (number - 1) & 1 == 1
+
+    def connect(self):
+        def attempt():
+            try:
+                return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+            except ConnectionRefusedError:
+                return None
+        return wait_until(attempt)
+
+
+class Jobs(PerNode):
     # ---- working jobs
 
     def test_ranks_and_world_over_all_nodes(self):
@@ -139,55 +177,6 @@ class PerNode(PerNodeTest):
             for mark in (self.dir / "go", *self.dir.glob("here.*")):
                 mark.unlink()
 
-    def test_srun_without_a_token(self):
-        for rank in (0, 1):
-            done = self.ends(self.step_node(7, 0, rank, "true", nodes=("n0", "n1")))[0]
-            self.assert_code(done, 2)
-            self.assertEqual(done.err.splitlines()[-1],
-                             "ddplaunch: exit 2: node 0 is at n0, so all nodes need the same token: write export "
-                             "DDPLAUNCH_TOKEN=$(openssl rand -hex 32) before srun in the batch script (srun --export=NONE would "
-                             "not pass it on)")
-            self.assertEqual(len(done.err.splitlines()), 2 - rank)
-            self.assertFalse(self.job_dir.exists())
-
-    def test_srun_with_a_node_name_that_does_not_resolve(self):
-        done = self.ends(self.step_node(7, 0, 1, "--start-timeout", "5s", "true", nodes=("no-such-host.invalid", "n1"),
-                                        DDPLAUNCH_TOKEN=TOKEN))[0]
-        self.assert_code(done, 112)
-        self.assertRegex(done.err, "cannot resolve no-such-host.invalid: .*; check the name, or give all nodes another --master-addr\n")
-
-    def test_a_master_address_that_does_not_resolve_is_reported_at_once(self):
-        done = self.ends(self.node(0, "--start-timeout", "5s", "true", address="no-such-host.invalid",
-                                   env={"DDPLAUNCH_TOKEN": TOKEN}))[0]
-        self.assert_code(done, 112)
-        self.assertEqual(done.err.splitlines()[0], "ddplaunch: warning: --master-addr no-such-host.invalid does not resolve on this "
-                                                   "machine; the other nodes must be able to reach it")
-        self.assertIn(f"ddplaunch: exit 112: node node1: no ddplaunch of node 1 has joined at no-such-host.invalid:{self.port}; ", done.err)
-
-    def test_node_0_on_a_machine_without_its_address_is_named_at_once(self):
-        done = self.ends(self.node(0, "--insecure", "--start-timeout", "1s", "true", address="192.0.2.1"))[0]
-        self.assert_code(done, 112)
-        self.assertEqual(done.err.splitlines()[0],
-                         "ddplaunch: warning: --master-addr 192.0.2.1 is no address of this machine: is --node-rank 0 right here? "
-                         "(It is where NAT or a service leads to this machine.)")
-
-    def test_another_node_on_the_machine_of_node_0_is_named_before_the_limit(self):
-        here = f"port {self.port}, which is this machine, but nothing listens there"
-        expected = {"localhost": f"{here}; if node 0 is elsewhere, give all nodes its name or address as --master-addr ("}
-        if own := own_address():
-            expected[own] = f"{here}: is --node-rank 1 right here? ("
-        waiting = {address: self.node(1, "--insecure", "true", address=address) for address in expected}
-        for address, text in expected.items():
-            self.assertIn(f"waiting for node 0 at {address} {text}", waiting[address].stderr.readline())
-            waiting[address].terminate()
-        self.ends(*waiting.values())
-
-    def test_node_0_that_only_its_machine_reaches_says_so(self):
-        done = self.ends(self.node(0, "--start-timeout", "1s", "true", address="localhost"))[0]
-        self.assert_code(done, 112)
-        self.assertIn(f"no ddplaunch of node 1 has joined at localhost:{self.port} (only this machine reaches it: nodes elsewhere "
-                      "need its name or address as --master-addr); ", done.err.splitlines()[-1])
-
     def test_all_nodes_have_the_same_names_in_any_order(self):
         command = ["--nproc-per-node", 1, "true"]
         late = self.node(1, *command)
@@ -195,23 +184,6 @@ class PerNode(PerNodeTest):
         self.assert_codes(self.ends(first, late), 0, 0)
         report = json.loads((self.dir / "report").read_text())
         self.assertEqual(report["job"]["nodes"], [socket.gethostname(), "node1"])
-
-    def slurm_task(self, job, step, rank, nodes=("localhost", "n1")):
-        """Returns the variables of one task of `srun -N 2 --ntasks-per-node=1` in a job of more nodes."""
-        return {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": f"first,{','.join(nodes)}", "SLURM_STEP_ID": str(step),
-                "SLURM_STEP_NODELIST": ",".join(nodes), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2",
-                "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": str(rank),
-                "SLURM_LOCALID": "0", "SLURM_NODEID": str(rank), "SLURMD_NODENAME": nodes[rank]}
-
-    def step_node(self, job, step, rank, *command, nodes=("localhost", "n1"), **more):
-        """Starts the ddplaunch of one task, without a --job-id, so that job and step tell which nodes belong together."""
-        env = dict(self.env, STEP=str(step), TEST_MARK=self.job, **self.slurm_task(job, step, rank, nodes), **more)
-        self.job_dir = self.dir / f"job{self.runs}"
-        self.runs += 1
-        process = subprocess.Popen([DDPLAUNCH, "--job-dir", self.job_dir, *command], env=env, cwd=self.dir, text=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.addCleanup(lambda: process.poll() is None and process.kill())
-        return process
 
     # ---- refused peers (join_table_test.cc and join_transport_test.cc have more refusals)
 
@@ -227,14 +199,6 @@ class PerNode(PerNodeTest):
         self.assertIn("its token differs from ours", outcomes[0].err)
         self.assertNotIn(TOKEN, outcomes[0].err + other.err)
 
-    def test_a_network_address_without_a_token_is_refused(self):
-        for rank in (0, 1):
-            done = self.ends(self.node(rank, "true", address="10.0.0.2"))[0]
-            self.assert_code(done, 2)
-            self.assertIn("node 0 is at 10.0.0.2, so all nodes need the same token", done.err)
-            self.assertIn("openssl rand -hex 32", done.err)
-            self.assertIn("--token-file FILE", done.err)
-
     def test_a_rank_in_use_is_refused(self):
         self.nodes = 3
         master = self.node(0, "true")
@@ -248,37 +212,6 @@ class PerNode(PerNodeTest):
         self.assert_codes(outcomes, 0, 0)
         self.assertIn("was refused: node rank 1 has already joined", outcomes[0].err)
         self.assertEqual(first.wait(timeout=60), 0)
-
-    def test_a_missing_master_is_reported(self):
-        done = self.ends(self.node(1, "true", options=["--start-timeout", "1s"]))[0]
-        self.assert_code(done, 112)
-        self.assertIn("no master answered in time", done.err)
-        self.assertIn("Connection refused", done.err)
-
-    def test_a_port_in_use_is_reported(self):
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", self.port))
-            other.listen()
-            done = self.ends(self.node(0, "true"))[0]
-        self.assert_code(done, 116)
-        self.assertRegex(done.err, f"port {self.port} is in use on this machine by .*; give all nodes another --master-port\n")
-
-    def test_a_second_node_0_of_a_job_learns_its_rank(self):
-        first = self.node(0, "true")
-        self.assertTrue(wait_until(self.listens))
-        again = f"a job with the id {self.job} runs already (pid {first.pid} on {socket.gethostname()}); it has node rank 0, so the " \
-                "--node-rank of this node is {}; if this is another job, choose another --job-id\n"
-        for options, size, rank in (([], 2, "1"), ([], 4, "from 1 to 3"), (["--master-port", free_port()], 2, "1")):
-            self.assertTrue(wait_until(lambda: list(self.dir.glob("state/ddplaunch/jobs/*.job"))))
-            done = self.end_of(self.node(0, "true", options=options, size=size))
-            self.assert_code(done, 2)
-            self.assertIn(again.format(rank), done.err)
-        env = dict(self.env, XDG_STATE_HOME=str(self.dir / "other"))  # the ids differ, as without --job-id
-        done = self.end_of(self.node(0, "true", options=["--job-id", self.job + "-2"], env=env))
-        self.assert_code(done, 116)
-        self.assertIn(f"by process {first.pid} (ddplaunch); if that is node 0 of this job, the --node-rank of this node is 1; if it is "
-                      "another job, give all nodes of this one another --master-port\n", done.err)
-        self.assert_codes(self.ends(first, self.node(1, "true")), 0, 0)
 
     def test_unauthenticated_peers_do_not_disturb_the_job(self):
         master = self.node(0, "true")
@@ -403,32 +336,103 @@ echo "$RANK of $WORLD_SIZE again"
         self.assert_codes(outcomes, 0, 0)
         self.assertEqual(sorted(outcomes[0].out.splitlines()), ["0 of 2 again", "1 of 2 again"])
 
-    # ---- helpers
-
     def joined(self, process):
         """Returns whether the process has reported that it joined. Consumes that line of its stderr."""
         if not select.select([process.stderr], [], [], 0)[0]:
             return False
         return b"joined job" in os.read(process.stderr.fileno(), 4096)
 
-    def agent_of(self, process):
-        """Returns the agent below the keeper that `process` has become, or None if there is none yet."""
-        return next((pid for pid, (parent, _, _) in census.all_processes().items() if parent == process.pid), None)
 
-    def catches(self, pid, number):
-        """Returns whether the process has a handler for that signal."""
-        if pid is None:
-            return False
-        rows = dict(row.split(":", 1) for row in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
-        return int(rows["SigCgt"], 16) >> (number - 1) & 1 == 1
+class Messages(PerNode):
+    """Jobs that do not begin."""
 
-    def connect(self):
-        def attempt():
-            try:
-                return socket.create_connection(("127.0.0.1", self.port), timeout=5)
-            except ConnectionRefusedError:
-                return None
-        return wait_until(attempt)
+    def test_srun_without_a_token(self):
+        for rank in (0, 1):
+            done = self.ends(self.step_node(7, 0, rank, "true", nodes=("n0", "n1")))[0]
+            self.assert_code(done, 2)
+            self.assertEqual(done.err.splitlines()[-1],
+                             "ddplaunch: exit 2: node 0 is at n0, so all nodes need the same token: write export "
+                             "DDPLAUNCH_TOKEN=$(openssl rand -hex 32) before srun in the batch script (srun --export=NONE would "
+                             "not pass it on)")
+            self.assertEqual(len(done.err.splitlines()), 2 - rank)
+            self.assertFalse(self.job_dir.exists())
+
+    def test_srun_with_a_node_name_that_does_not_resolve(self):
+        done = self.ends(self.step_node(7, 0, 1, "--start-timeout", "5s", "true", nodes=("no-such-host.invalid", "n1"),
+                                        DDPLAUNCH_TOKEN=TOKEN))[0]
+        self.assert_code(done, 112)
+        self.assertRegex(done.err, "cannot resolve no-such-host.invalid: .*; check the name, or give all nodes another --master-addr\n")
+
+    def test_a_master_address_that_does_not_resolve_is_reported_at_once(self):
+        done = self.ends(self.node(0, "--start-timeout", "5s", "true", address="no-such-host.invalid",
+                                   env={"DDPLAUNCH_TOKEN": TOKEN}))[0]
+        self.assert_code(done, 112)
+        self.assertEqual(done.err.splitlines()[0], "ddplaunch: warning: --master-addr no-such-host.invalid does not resolve on this "
+                                                   "machine; the other nodes must be able to reach it")
+        self.assertIn(f"ddplaunch: exit 112: node node1: no ddplaunch of node 1 has joined at no-such-host.invalid:{self.port}; ", done.err)
+
+    def test_node_0_on_a_machine_without_its_address_is_named_at_once(self):
+        done = self.ends(self.node(0, "--insecure", "--start-timeout", "1s", "true", address="192.0.2.1"))[0]
+        self.assert_code(done, 112)
+        self.assertEqual(done.err.splitlines()[0],
+                         "ddplaunch: warning: --master-addr 192.0.2.1 is no address of this machine: is --node-rank 0 right here? "
+                         "(It is where NAT or a service leads to this machine.)")
+
+    def test_another_node_on_the_machine_of_node_0_is_named_before_the_limit(self):
+        here = f"port {self.port}, which is this machine, but nothing listens there"
+        expected = {"localhost": f"{here}; if node 0 is elsewhere, give all nodes its name or address as --master-addr ("}
+        if own := own_address():
+            expected[own] = f"{here}: is --node-rank 1 right here? ("
+        waiting = {address: self.node(1, "--insecure", "true", address=address) for address in expected}
+        for address, text in expected.items():
+            self.assertIn(f"waiting for node 0 at {address} {text}", waiting[address].stderr.readline())
+            waiting[address].terminate()
+        self.ends(*waiting.values())
+
+    def test_node_0_that_only_its_machine_reaches_says_so(self):
+        done = self.ends(self.node(0, "--start-timeout", "1s", "true", address="localhost"))[0]
+        self.assert_code(done, 112)
+        self.assertIn(f"no ddplaunch of node 1 has joined at localhost:{self.port} (only this machine reaches it: nodes elsewhere "
+                      "need its name or address as --master-addr); ", done.err.splitlines()[-1])
+
+    def test_a_network_address_without_a_token_is_refused(self):
+        for rank in (0, 1):
+            done = self.ends(self.node(rank, "true", address="10.0.0.2"))[0]
+            self.assert_code(done, 2)
+            self.assertIn("node 0 is at 10.0.0.2, so all nodes need the same token", done.err)
+            self.assertIn("openssl rand -hex 32", done.err)
+            self.assertIn("--token-file FILE", done.err)
+
+    def test_a_missing_master_is_reported(self):
+        done = self.ends(self.node(1, "true", options=["--start-timeout", "1s"]))[0]
+        self.assert_code(done, 112)
+        self.assertIn("no master answered in time", done.err)
+        self.assertIn("Connection refused", done.err)
+
+    def test_a_port_in_use_is_reported(self):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", self.port))
+            other.listen()
+            done = self.ends(self.node(0, "true"))[0]
+        self.assert_code(done, 116)
+        self.assertRegex(done.err, f"port {self.port} is in use on this machine by .*; give all nodes another --master-port\n")
+
+    def test_a_second_node_0_of_a_job_learns_its_rank(self):
+        first = self.node(0, "true")
+        self.assertTrue(wait_until(self.listens))
+        again = f"a job with the id {self.job} runs already (pid {first.pid} on {socket.gethostname()}); it has node rank 0, so the " \
+                "--node-rank of this node is {}; if this is another job, choose another --job-id\n"
+        for options, size, rank in (([], 2, "1"), ([], 4, "from 1 to 3"), (["--master-port", free_port()], 2, "1")):
+            self.assertTrue(wait_until(lambda: list(self.dir.glob("state/ddplaunch/jobs/*.job"))))
+            done = self.end_of(self.node(0, "true", options=options, size=size))
+            self.assert_code(done, 2)
+            self.assertIn(again.format(rank), done.err)
+        env = dict(self.env, XDG_STATE_HOME=str(self.dir / "other"))  # the ids differ, as without --job-id
+        done = self.end_of(self.node(0, "true", options=["--job-id", self.job + "-2"], env=env))
+        self.assert_code(done, 116)
+        self.assertIn(f"by process {first.pid} (ddplaunch); if that is node 0 of this job, the --node-rank of this node is 1; if it is "
+                      "another job, give all nodes of this one another --master-port\n", done.err)
+        self.assert_codes(self.ends(first, self.node(1, "true")), 0, 0)
 
 
 def slurm_port(job, step):
