@@ -436,7 +436,7 @@ if __name__ == "__main__":
     enter_pytorch()
     import torch
     import torch.distributed
-    from ddplaunch import elastic
+    import ddplaunch.elastic
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()  # imports the rest of PyTorch here, and not in each fork
     print("PyTorch", torch.__version__, flush=True)
     main()

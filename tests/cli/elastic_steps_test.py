@@ -511,16 +511,13 @@ class ElasticUnits(unittest.TestCase):
         self.assert_refused("in a step that had changed weights")
 
     def test_world_step_before_the_optimizer(self):
-        world = self.sync(self.model, self.optimizer)[0]
-        self.backward()
-        world.step(1)
-        self.assert_refused("world.step(1) was called for a step in which no registered optimizer has stepped")
-
-    def test_world_step_for_each_part_of_an_accumulation(self):
-        world = self.after_a_step()
-        self.backward()
-        world.step(2)
-        self.assert_refused("world.step(2) was called for a step in which no registered optimizer has stepped")
+        """In the first step, and for a part of an accumulation."""
+        for complete in (0, 1):
+            self.progress = elastic._Progress(False)
+            world = self.after_a_step() if complete else self.sync(self.model, self.optimizer)[0]
+            self.backward()
+            world.step(complete + 1)
+            self.assert_refused(f"world.step({complete + 1}) was called for a step in which no registered optimizer has stepped")
 
     def test_valid_steps_without_the_optimizer(self):
         """A scaler skips the first step; a scheduler steps after a validation."""
@@ -708,27 +705,19 @@ class ElasticUnits(unittest.TestCase):
         world.step(1)
         self.assertEqual(self.progress.settle(), 1)
 
-    def test_the_statistics_of_an_interrupted_forward(self):
+    def test_what_an_interrupted_step_has_changed(self):
+        """Statistics of a forward pass; a validation, after which Dropout and BatchNorm would compute something else on this rank alone; and a
+        layer that a GAN freezes while it trains the other model, which DistributedDataParallel leaves out of its sums."""
         self.after_a_step()
         before = [buffer.clone() for buffer in self.model.buffers()]
         self.model(torch.randn(4, 2))
         self.model[1].num_batches_tracked = self.model[1].num_batches_tracked + 1  # replaces the tensor by another one
+        self.model.eval()
+        self.model[0].weight.requires_grad_(False)
         self.assertEqual(self.progress.settle(), 1)
         for old, new in zip(before, self.model.buffers()):
             self.assertTrue(torch.equal(old, new), (old, new))
-
-    def test_a_validation_that_was_interrupted(self):
-        """Dropout and BatchNorm would compute something else in the next step of this rank alone."""
-        self.after_a_step()
-        self.model.eval()
-        self.assertEqual(self.progress.settle(), 1)
         self.assertEqual([part.training for part in self.model.modules()], [True] * 3)
-
-    def test_a_step_that_froze_a_layer_was_interrupted(self):
-        """A GAN freezes one model while it trains the other. DistributedDataParallel leaves frozen parameters out of its sums."""
-        self.after_a_step()
-        self.model[0].weight.requires_grad_(False)
-        self.assertEqual(self.progress.settle(), 1)
         self.assertTrue(all(p.requires_grad for p in self.model.parameters()))
 
     def test_a_buffer_that_cannot_be_written_is_kept(self):

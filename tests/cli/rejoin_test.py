@@ -95,7 +95,7 @@ class ManyFaults(RejoinTest):
         self.assertEqual(losses(self.metrics), self.undisturbed())
 
     def test_nodes_leave_and_return(self):
-        self.epochs = 44
+        self.epochs = 32
         process = self.on_nodes("--max-restarts", 20, "--scale-up", "now", *self.train(), nodes="1:2")
         for node in (1, 0):
             attempt = 2 * (1 - node)
