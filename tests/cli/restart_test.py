@@ -30,10 +30,10 @@ dist.init_process_group("gloo", init_method="env://")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("attempt", attempt, "sum", int(total.item()), flush=True)
-dist.barrier()  # all have printed before rank 2 ends
-if attempt == 0 and rank == 2:
+dist.barrier()  # both have printed before rank 1 ends
+if attempt == 0 and rank == 1:
     os._exit(9)  # sys.exit would close the connections long before the process ends, and the others could fail first
-dist.barrier()  # in attempt 0 rank 2 never comes
+dist.barrier()  # in attempt 0 rank 1 never comes
 """
 
 
@@ -104,12 +104,12 @@ class RestartsOverSsh(LaunchTest):
     def test_torch_connects_to_the_new_store_after_a_restart(self):
         self.env.update(pytorch.environment())
         script = self.script("job.py", TORCH)
-        done = self.over_ssh("--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "50ms", "--label", "none",
+        done = self.over_ssh("--nproc-per-node", 1, "--max-restarts", 1, "--restart-backoff", "50ms", "--label", "none",
                              "--python", "/usr/bin/python3", script)
         self.assert_code(done, 0)
-        self.assertEqual(done.out.count("attempt 0 sum 4\n"), 4)
-        self.assertEqual(done.out.count("attempt 1 sum 4\n"), 4)
-        self.assertIn("rank 2 on 127.0.0.3 exited 9; restart 1 of 1", done.err)
+        self.assertEqual(done.out.count("attempt 0 sum 2\n"), 2)
+        self.assertEqual(done.out.count("attempt 1 sum 2\n"), 2)
+        self.assertIn("rank 1 on 127.0.0.3 exited 9; restart 1 of 1", done.err)
 
 
 if __name__ == "__main__":
