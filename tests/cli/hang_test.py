@@ -216,7 +216,7 @@ exec sleep 1000
         self.assertIn("no Python stack: py-spy was not found on this node", self.hang_text(1))
 
     def test_py_spy_of_the_worker_environment_is_used(self):
-        self.debuggers(py_spy="#!/bin/sh\necho \"args $*\"; env; exit 3\n", gdb="#!/bin/sh\nsleep 1000 & sleep 1000\n")  # gdb never ends
+        self.debuggers(py_spy="#!/bin/sh\necho \"args $*\"; env; exit 3\n", gdb="#!/bin/sh\nexit 0\n")  # inspection_test.cc has one that never ends
         done = self.run_job("--nproc-per-node", 1, "--hang-timeout", "2s", "--env", "LD_PRELOAD=",
                             "python3", "-S", "-c", "import time; time.sleep(1000)")
         self.assert_code(done, HUNG)
@@ -225,7 +225,6 @@ exec sleep 1000
         self.assertIn("(py-spy: it exited 3)\n", text)
         self.assertNotIn("DDPLAUNCH_JOB_ID", text)
         self.assertNotIn("LD_PRELOAD", text)
-        self.assertIn("(gdb: it did not end in time and was killed)\n", text)
 
     def test_what_nccl_finds_is_one_more_witness(self):
         listener = socket.create_server(("127.0.0.1", 0))
