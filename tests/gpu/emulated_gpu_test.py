@@ -5,7 +5,6 @@ usage: emulated_gpu_test.py GPU_PARITY GPU_CHECK TRAIN
 """
 import collections
 import json
-import math
 import os
 import random
 import struct
@@ -13,6 +12,9 @@ import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+from tests.support.train_ranks import write_images
 
 PARITY, CHECK, TRAIN = sys.argv[1:4]
 
@@ -80,10 +82,7 @@ class EmulatedTrain(unittest.TestCase):
         self.place = place.name
         numbers = random.Random(1)
         for part, images in (("train", 90), ("t10k", 30)):
-            for name, magic, shape in (("images-idx3", 0x803, (images, 28, 28)), ("labels-idx1", 0x801, (images,))):
-                data = bytes(numbers.randrange(256 if len(shape) == 3 else 10) for _ in range(math.prod(shape)))
-                with open(os.path.join(self.place, f"{part}-{name}-ubyte"), "wb") as file:
-                    file.write(struct.pack(f">{1 + len(shape)}I", magic, *shape) + data)
+            write_images(self.place, part, numbers.randbytes(images * 784), bytes(numbers.randrange(10) for _ in range(images)))
 
     def train(self, *options, **environment):
         if "--dtype" not in options:

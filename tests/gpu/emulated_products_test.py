@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-from tests.support.ports import free_port
+from tests.support.train_ranks import Ranks
 
 TRAIN, LIBRARY, *NCCL = sys.argv[1:4]
 MLP = ("--model", "mlp", "--mlp-width", "60", "--mlp-depth", "3", "--data", "synthetic", "--limit", "210", "--batch-size", "20", "--bar", "never",
@@ -29,17 +29,13 @@ class Products(unittest.TestCase):
         metrics = os.path.join(self.place, "metrics")
         if os.path.exists(metrics):
             os.remove(metrics)
-        ranks = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": str(free_port()), "FAKE_CUDA_GPUS": str(world)} if world > 1 else {}
-        started = [subprocess.Popen([TRAIN, *MLP, "--metrics-file", metrics, *options], text=True,
-                                    env={**os.environ, **ranks, "DDPLAUNCH_CUBLASLT_LIBRARY": LIBRARY,
-                                         **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}), **environment},
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(world)]
-        ends = [process.communicate(timeout=240) for process in started]
-        self.assertEqual([(process.returncode, err) for process, (_, err) in zip(started, ends)], [(0, "")] * world, ends)
+        variables = {"FAKE_CUDA_GPUS": str(world), "DDPLAUNCH_CUBLASLT_LIBRARY": LIBRARY, **environment}
+        with Ranks((TRAIN, *MLP, "--metrics-file", metrics, *options), world, [world] if world > 1 else None, environment=variables) as ranks:
+            ends = ranks.finish(timeout=240)
+        self.assertEqual([(code, errors) for code, _, errors in ends], [(0, "")] * world, ends)
         with open(metrics, encoding="utf-8") as lines:
             records = [json.loads(line) for line in lines]
-        return ends[0][0].splitlines(), [record["loss"] for record in records if record["kind"] == "step"]
+        return ends[0][1].splitlines(), [record["loss"] for record in records if record["kind"] == "step"]
 
     def test_the_library_is_named_with_its_path_or_the_reason_why_there_is_none(self):
         def line(*options, **environment):

@@ -12,19 +12,17 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.ports import free_port
+from tests.support.train_ranks import Ranks, own_environment
 
 TRAIN = ""
 FAKE_CUBLAS_LT = os.environ.get("FAKE_CUBLAS_LT", "")
 FAKE_NVML = os.environ.get("FAKE_NVML", "")  # its folder
 SKIPPED = 77
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 SHORT = ("health", "100ms", "--memory", "64", "--device", "gpu", "--json", "/dev/stdout")
 
 
 def run(*arguments, **variables):
-    env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES} | variables
-    done = subprocess.run([TRAIN, *SHORT, *arguments], env=env, text=True, capture_output=True, timeout=280, check=False)
+    done = subprocess.run([TRAIN, *SHORT, *arguments], env=own_environment() | variables, text=True, capture_output=True, timeout=280, check=False)
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return done, records[0] if records else None
 
@@ -104,19 +102,13 @@ class SharedGpu(unittest.TestCase):
 
     def ranks(self, *arguments, **variables):
         with tempfile.TemporaryDirectory() as place:
-            port = str(free_port())
-            base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES} | variables
-            base |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                     "FAKE_CUDA_MIB": "128"}
-            if "FAKE_CUDA_GPUS" not in variables:
-                base |= {"FAKE_CUDA_ROOM": f"{place}/room", "CUDA_VISIBLE_DEVICES": "0"}
-            started = [subprocess.Popen([TRAIN, "health", "100ms", "--device", "gpu", "--comm", "shm", "--json", f"{place}/health", *arguments],
-                                        env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]
-            ends = [process.communicate(timeout=280) for process in started]
+            room = {} if "FAKE_CUDA_GPUS" in variables else {"FAKE_CUDA_ROOM": f"{place}/room", "CUDA_VISIBLE_DEVICES": "0"}
+            command = (TRAIN, "health", "100ms", "--device", "gpu", "--comm", "shm", "--json", f"{place}/health", *arguments)
+            with Ranks(command, 2, [2], environment={"FAKE_CUDA_MIB": "128"} | room | variables) as ranks:
+                ends = ranks.finish(timeout=280)
             with open(f"{place}/health", encoding="utf-8") as file:
                 record = json.loads(file.read())
-        self.assertEqual([(process.returncode, err) for process, (_, err) in zip(started, ends)], [(0, "")] * 2)
+        self.assertEqual([(code, errors) for code, _, errors in ends], [(0, "")] * 2)
         return record["ranks"]
 
     def test_ranks_that_share_a_gpu_divide_its_memory(self):

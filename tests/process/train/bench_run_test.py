@@ -18,41 +18,17 @@ import unittest
 import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
-from tests.support.ports import free_port
+from tests.support.train_ranks import Ranks, own_environment
 
 TRAIN = ""
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-                      "TORCHELASTIC_USE_AGENT_STORE")
 ROW = re.compile(r" *(\d+) +(\d+) +float +(sum|none) +(-1|0) +([\d.]+) +([\d.]+) +([\d.]+) +(\S+) +([\d.]+) +([\d.]+)")
 
 
-class Nodes:
-    """`train` processes as the ranks of nodes of these sizes. Rank 0 serves the store. All end with the `with` block."""
+class Nodes(Ranks):
+    """`train` processes as the ranks of nodes of these sizes."""
 
     def __init__(self, sizes, *arguments):
-        base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        base |= {"WORLD_SIZE": str(sum(sizes)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                 "TORCHELASTIC_RUN_ID": "bench-run-test"}
-        self.processes = []
-        for node, size in enumerate(sizes):
-            for local in range(size):
-                env = base | {"RANK": str(len(self.processes)), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(size),
-                              "GROUP_RANK": str(node)}
-                self.processes.append(subprocess.Popen([TRAIN, *arguments], env=env, text=True,
-                                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-
-    def finish(self):
-        ends = [process.communicate(timeout=100) for process in self.processes]
-        return [(process.returncode, out, err) for process, (out, err) in zip(self.processes, ends)]
+        super().__init__((TRAIN, *arguments), sum(sizes), sizes)
 
 
 def run(sizes, *arguments):
@@ -110,9 +86,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(results[1][::2], (0, ""))
 
     def test_one_process_alone(self):
-        env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        done = subprocess.run([TRAIN, "bench", "allreduce", "-e", "8", "-n", "1"], env=env, text=True, capture_output=True,
-                              timeout=60)
+        done = subprocess.run([TRAIN, "bench", "allreduce", "-e", "8", "-n", "1"], env=own_environment(), text=True, capture_output=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("1 rank, none, in place", done.stdout)
 
@@ -183,8 +157,7 @@ class LostRanks(unittest.TestCase):
 
 class OptionErrors(unittest.TestCase):
     def refused(self, *arguments, **env):
-        base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        done = subprocess.run([TRAIN, *arguments], env=base | env, text=True, capture_output=True, timeout=60)
+        done = subprocess.run([TRAIN, *arguments], env=own_environment() | env, text=True, capture_output=True, timeout=60)
         return done.returncode, done.stderr
 
     def test_wrong_options(self):
@@ -224,7 +197,7 @@ class OptionErrors(unittest.TestCase):
     def test_memory_that_a_limit_refuses_is_reported(self):
         limit = 256 << 20
         done = subprocess.run([TRAIN, "bench", "allreduce", "-b", "512M", "-n", "1", "-w", "0"], text=True, capture_output=True, timeout=60,
-                              env={k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}, check=False,
+                              env=own_environment(), check=False,
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         if "Sanitizer" in done.stderr:
             self.skipTest("a sanitizer needs more than such a limit leaves")
@@ -244,8 +217,7 @@ class OptionErrors(unittest.TestCase):
         self.assertEqual(self.refused("--bench", "allreduce", "-e", "8", "-n", "1"), (0, ""))
 
     def test_help_needs_no_operation(self):
-        env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        done = subprocess.run([TRAIN, "bench", "--help"], env=env, text=True, capture_output=True, timeout=60)
+        done = subprocess.run([TRAIN, "bench", "--help"], env=own_environment(), text=True, capture_output=True, timeout=60)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("--min-busbw", done.stdout)
 

@@ -18,9 +18,10 @@ import unittest
 import unittest.mock
 import zlib
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import train_run_test
-from train_run_test import Ranks, run
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+from tests.process.train import train_run_test
+from tests.process.train.train_run_test import Ranks, run
+from tests.support.ports import free_port
 
 # 41 steps an epoch; kernels under a sanitizer process a few hundred images a second.
 SMALL = ("--data", "synthetic", "--limit", "163", "--batch-size", "4", "--epochs", "2")
@@ -366,7 +367,7 @@ class Checkpoints(unittest.TestCase):
     def test_a_full_disk_for_all_files_keeps_no_rank_waiting(self):
         disk = self.folder / "disk"
         disk.mkdir()
-        port = train_run_test.free_port()
+        port = free_port()
         ranks = " ".join(f"RANK={rank} $train >{self.folder}/{rank} 2>&1 & p{rank}=$!;" for rank in range(2))
         script = (f"mount -t tmpfs -o size=700k tmpfs {disk} || exit 77; export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}; "
                   f"train='{train_run_test.TRAIN} --data synthetic --limit 100 --batch-size 5 --zero 1 --checkpoint-dir {disk}/c "

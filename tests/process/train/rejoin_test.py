@@ -21,6 +21,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 from tests.support import samples
 from tests.support.ports import free_port
+from tests.support.train_ranks import own_environment, write_images
 
 TRAIN = STORE = ""
 SHORT = "DDP_SHORT_TESTS" in os.environ
@@ -29,8 +30,6 @@ TASK = ("--data", "synthetic", "--limit", "800", "--batch-size", "8", "--dtype",
 SMALL = (*TASK, "--epochs", "3")
 OF_MLP = ("--model", "mlp", "--mlp-width", "512")
 MLP = (*SMALL, *OF_MLP)
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-             "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "DDPLAUNCH_CONTROL")
 
 
 class Store:
@@ -55,8 +54,7 @@ class Worker:
         self.listener.listen()
         self.out = open(job.folder / f"out{serial}", "w+")
         self.err = open(job.folder / f"err{serial}", "w+")
-        env = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-        env |= {k: str(v) for k, v in job.place(rank).items()} | {"DDPLAUNCH_CONTROL": f"unix:{path}"}
+        env = own_environment() | {k: str(v) for k, v in job.place(rank).items()} | {"DDPLAUNCH_CONTROL": f"unix:{path}"}
         self.process = subprocess.Popen([TRAIN, *map(str, job.arguments), "--on-peer-loss", "rejoin"], env=env,
                                         stdout=self.out, stderr=self.err)
 
@@ -471,8 +469,7 @@ class Rejoin(unittest.TestCase):
             folder = self.folder / name
             folder.mkdir()
             for part in ("train", "t10k"):
-                (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, images, 28, 28) + bytes(range(196)) * 4 * images)
-                (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, images) + bytes(i % kinds for i in range(images)))
+                write_images(folder, part, bytes(range(196)) * 4 * images, bytes(i % kinds for i in range(images)))
         task = ("--batch-size", "2", "--epochs", "4", *OF_MLP, "--data")
         expected = weights(self.whole(4, *task, self.folder / "a", nodes=2))
         host = re.escape(socket.gethostname())
@@ -518,19 +515,18 @@ class Rejoin(unittest.TestCase):
             self.assertEqual(weights(job.finish()), expected)
 
     def test_refused_combinations_of_options(self):
-        env = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         for more, control, text in (
                 (("--zero", "1"), "unix:/x", "--on-peer-loss rejoin cannot be combined with --zero 1: a lost rank's part of the "
                                              "optimizer's state has no copy"),
                 ((), None, "--on-peer-loss rejoin needs a launcher that starts new attempts, but "
                            "DDPLAUNCH_CONTROL is not set; start train with ddplaunch")):
             done = subprocess.run([TRAIN, *MLP, "--on-peer-loss", "rejoin", *more], text=True, capture_output=True, timeout=30,
-                                  env=env | ({"DDPLAUNCH_CONTROL": control} if control else {}))
+                                  env=own_environment() | ({"DDPLAUNCH_CONTROL": control} if control else {}))
             self.assertEqual((done.returncode, done.stdout, done.stderr), (2, "", f"train: {text}\n"))
-        done = subprocess.run([TRAIN, *MLP, "--on-peer-loss", "perhaps"], text=True, capture_output=True, timeout=30, env=env)
+        done = subprocess.run([TRAIN, *MLP, "--on-peer-loss", "perhaps"], text=True, capture_output=True, timeout=30, env=own_environment())
         self.assertEqual(done.returncode, 2)
         done = subprocess.run([TRAIN, *MLP, "--on-peer-loss", "rejoin"], text=True, capture_output=True, timeout=30,
-                              env=env | {"DDPLAUNCH_CONTROL": "unix:/nonexistent/x"})
+                              env=own_environment() | {"DDPLAUNCH_CONTROL": "unix:/nonexistent/x"})
         self.assertEqual(done.returncode, 1)
         self.assertIn("/nonexistent/x", done.stderr)
 

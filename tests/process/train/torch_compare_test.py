@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import pathlib
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -17,6 +16,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 from tests.support import pytorch
 from tests.support.ports import free_port
+from tests.support.train_ranks import Ranks, write_images
 
 try:
     import torch
@@ -36,7 +36,6 @@ TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 # The settings of one comparison.
 DEFAULTS = {"mlp": None, "batch": 10, "accumulate": 1, "epochs": 1, "limit": 2000, "steps": 50, "optimizer": "sgd", "lr": 0.01,
             "momentum": 0.9, "weight_decay": 0, "clip_value": 0, "clip_norm": 0, "zero": False, "sync_every": 1, "warmup": 0}
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 
 
 def read_safetensors(path):
@@ -92,10 +91,7 @@ def make_data(folder, training, test):
     for name, count in (("train", training), ("t10k", test)):
         labels = torch.randint(CLASSES, (count,))
         images = ((0.6 * pictures[labels] + 0.4 * torch.rand(count, SIDE, SIDE)) * 255).to(torch.uint8)
-        pathlib.Path(folder, f"{name}-images-idx3-ubyte").write_bytes(
-            struct.pack(">IIII", 0x803, count, SIDE, SIDE) + images.numpy().tobytes())
-        pathlib.Path(folder, f"{name}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">II", 0x801, count) + labels.to(torch.uint8).numpy().tobytes())
+        write_images(folder, name, images.numpy().tobytes(), labels.to(torch.uint8).numpy().tobytes())
 
 
 def load_data(folder, name, dtype):
@@ -204,21 +200,6 @@ class Comparison(unittest.TestCase):
         write_safetensors(self.path("init"), model.state_dict())
         return self.path("init")
 
-    def processes(self, commands):
-        """Runs all commands at once. Returns the stdout of the first."""
-        started = [subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                   for command, env in commands]
-        try:
-            ends = [process.communicate(timeout=200) for process in started]
-        finally:
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-                    process.communicate()
-        for process, (_, errors) in zip(started, ends):
-            self.assertEqual(process.returncode, 0, errors)
-        return ends[0][0]
-
     def torch_run(self, **task):
         task = {"data": self.data, "port": free_port(), "out": self.path("torch"), **DEFAULTS, "nodes": [task["world"]], **task}
         # The ranks are forked, since importing torch takes longer than the training.
@@ -232,15 +213,10 @@ class Comparison(unittest.TestCase):
         return json.loads(pathlib.Path(task["out"] + ".json").read_text()), read_safetensors(task["out"])
 
     def train_run(self, world, *arguments, nodes=()):
-        base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                 "TORCHELASTIC_RUN_ID": "torch-compare"} if world > 1 else {}
-        command = [TRAIN, "--data", self.data, "--export", self.path("ours"), "--metrics-file", self.path("metrics"),
-                   *map(str, arguments)]
-        ranks = [{"GROUP_RANK": str(node), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(size)}
-                 for node, size in enumerate(nodes) for local in range(size)]
-        ranks = ranks or [{"LOCAL_RANK": str(rank)} for rank in range(world)]
-        self.processes([(command, base | place | ({"RANK": str(r), **ranks[r]} if world > 1 else {})) for r in range(world)])
+        command = (TRAIN, "--data", self.data, "--export", self.path("ours"), "--metrics-file", self.path("metrics"), *arguments)
+        with Ranks(command, world, nodes) as ranks:
+            for code, _, errors in ranks.finish(timeout=200):
+                self.assertEqual(code, 0, errors)
         lines = [json.loads(line) for line in pathlib.Path(self.path("metrics")).read_text().splitlines()]
         return [line["loss"] for line in lines if line["kind"] == "step"], lines[-1], read_safetensors(self.path("ours"))
 

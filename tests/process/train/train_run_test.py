@@ -10,7 +10,6 @@ import re
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,52 +19,28 @@ import unittest.mock
 import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
-from tests.support.ports import free_port
+from tests.support import train_ranks
 
 TRAIN = ""
 COMMAND = ()  # instead of TRAIN
 FASHION = "/usr/share/datasets/fashion-mnist"
-# Variables of the launcher that runs this test must not reach the ranks.
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 HEAD = ["schema", "kind", "time", "host", "rank", "world_size"]  # the first keys of every record
 
 
-class Ranks:
-    """A world of `train` processes. Rank 0 serves the store. All end with the `with` block. They train on the CPU unless
-    `arguments` name a device."""
+class Ranks(train_ranks.Ranks):
+    """A world of `train`. It trains on the CPU unless `arguments` name a device."""
 
     def __init__(self, world, *arguments, nodes=None, more=None):
-        base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                 "TORCHELASTIC_RUN_ID": "train-run-test"} if world > 1 else {}
-        self.processes = []
         if "--device" not in arguments and arguments[:1] not in (("bench",), ("health",), ("--read-flight-recorder",)):
             arguments = ("--device", "cpu", *arguments)
-        for rank in range(world):
-            env = base | place | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {})
-            if nodes:
-                size = world // nodes
-                env |= {"LOCAL_RANK": str(rank % size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": str(rank // size)}
-            # `more` has additional arguments of some ranks.
-            self.processes.append(subprocess.Popen([*(COMMAND or (TRAIN,)), *arguments, *(more or {}).get(rank, ())], env=env, text=True,
-                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+        super().__init__((*(COMMAND or (TRAIN,)), *arguments), world, nodes and [world // nodes] * nodes, more)
 
     def finish(self, timeout=120):
         """Returns (exit code, stdout lines, stderr) of each rank. Rank 0's last two lines are in `self.tested` and `self.verdict`."""
-        ends = [process.communicate(timeout=timeout) for process in self.processes]
-        lines = [out.splitlines() for out, _ in ends]
-        self.tested, self.verdict = ([part.pop() if part and part[-1].startswith(start) else "" for part in lines]
+        ends = [(code, out.splitlines(), err) for code, out, err in super().finish(timeout)]
+        self.tested, self.verdict = ([lines.pop() if lines and lines[-1].startswith(start) else "" for _, lines, _ in ends]
                                      for start in ("tested: ", "verdict: "))
-        return [(process.returncode, part, err) for process, part, (_, err) in zip(self.processes, lines, ends)]
+        return ends
 
 
 def run(world, *arguments, nodes=None, more=None):
@@ -101,9 +76,7 @@ def with_crc32(data, wanted):
 def write_like_fashion_mnist(folder, label, test_label):
     """Writes few images, all alike, with the checksums of Fashion-MNIST. Some labels are one higher."""
     for part, images, value, sums in (("train", 200, label, (0xae65dccd, 0x2ed6e46a)), ("t10k", 500, test_label, (0x12728439, 0x242bc73f))):
-        for name, head, data, wanted in (("images-idx3", struct.pack(">4I", 0x803, images, 28, 28), bytes([128]) * (images * 784), sums[0]),
-                                         ("labels-idx1", struct.pack(">2I", 0x801, images), bytes([value]) * images, sums[1])):
-            pathlib.Path(folder, f"{part}-{name}-ubyte").write_bytes(head + with_crc32(data, wanted))
+        train_ranks.write_images(folder, part, with_crc32(bytes([128]) * (images * 784), sums[0]), with_crc32(bytes([value]) * images, sums[1]))
 
 
 class Training(unittest.TestCase):
@@ -147,8 +120,7 @@ class Training(unittest.TestCase):
         """Ranks that divide the images must not end after a few steps."""
         with tempfile.TemporaryDirectory() as folder:
             for part, images in (("train", 400), ("t10k", 40)):
-                pathlib.Path(folder, f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 0x803, images, 28, 28) + bytes(784 * images))
-                pathlib.Path(folder, f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, images) + bytes(i % 10 for i in range(images)))
+                train_ranks.write_images(folder, part, bytes(784 * images), bytes(i % 10 for i in range(images)))
             for more, epochs in (((), 4), (("--limit", "400"), 1), (("--epochs", "2"), 2), (("--max-steps", "3"), 1)):
                 with Ranks(4, "--data", folder, "--batch-size", "10", *more) as ranks:
                     results = ranks.finish()
@@ -628,10 +600,8 @@ class OptionErrors(unittest.TestCase):
             for node in ("a", "b"):
                 os.mkdir(f"{folder}/{node}")
                 for part in ("train", "t10k"):
-                    pathlib.Path(f"{folder}/{node}/{part}-images-idx3-ubyte").write_bytes(
-                        struct.pack(">IIII", 0x803, 40, 28, 28) + bytes(range(196)) * 4 * 40)
-                    pathlib.Path(f"{folder}/{node}/{part}-labels-idx1-ubyte").write_bytes(
-                        struct.pack(">II", 0x801, 40) + bytes(i % (3 if (node, part) == ("b", "train") else 7) for i in range(40)))
+                    kinds = 3 if (node, part) == ("b", "train") else 7
+                    train_ranks.write_images(f"{folder}/{node}", part, bytes(range(196)) * 4 * 40, bytes(i % kinds for i in range(40)))
             small = ("--batch-size", "4", "--max-steps", "2")
             same = {rank: ("--data", f"{folder}/a") for rank in range(4)}
             host = socket.gethostname()
