@@ -42,7 +42,7 @@ class Ranks:
                 process.kill()
             process.communicate()
 
-    def finish(self, timeout=120):
+    def finish(self, timeout=240):
         """Returns (exit code, stdout, stderr) of each rank."""
         ends = [process.communicate(timeout=timeout) for process in self.processes]
         return [(process.returncode, out, err) for process, (out, err) in zip(self.processes, ends)]

@@ -54,11 +54,6 @@ class Messages(unittest.TestCase):
         (code, lines, errors), = run(1, *SMALL, "--share-gpu")
         self.assertEqual((code, lines, errors), (2, [], "train: --share-gpu is only for --comm nccl\n"))
 
-    def test_an_unavailable_backend(self):
-        (code, _, errors), = run(1, "--comm", "mpi")
-        self.assertEqual(code, 2)
-        self.assertIn('unknown --comm "mpi" (auto, tcp, shm, nccl)', errors)
-
 
 class FlightRecorderLogs(unittest.TestCase):
     def lost(self, folder, *more, signal_number=signal.SIGKILL, nodes=None):

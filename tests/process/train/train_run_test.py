@@ -23,6 +23,7 @@ from tests.support import train_ranks
 
 TRAIN = ""
 COMMAND = ()  # instead of TRAIN
+SHORT = "DDP_SHORT_TESTS" in os.environ
 FASHION = "/usr/share/datasets/fashion-mnist"
 HEAD = ["schema", "kind", "time", "host", "rank", "world_size"]  # the first keys of every record
 
@@ -35,7 +36,7 @@ class Ranks(train_ranks.Ranks):
             arguments = ("--device", "cpu", *arguments)
         super().__init__((*(COMMAND or (TRAIN,)), *arguments), world, nodes and [world // nodes] * nodes, more)
 
-    def finish(self, timeout=120):
+    def finish(self, timeout=240):
         """Returns (exit code, stdout lines, stderr) of each rank. Rank 0's last two lines are in `self.tested` and `self.verdict`."""
         ends = [(code, out.splitlines(), err) for code, out, err in super().finish(timeout)]
         self.tested, self.verdict = ([lines.pop() if lines and lines[-1].startswith(start) else "" for _, lines, _ in ends]
@@ -81,7 +82,9 @@ def write_like_fashion_mnist(folder, label, test_label):
 
 class Training(unittest.TestCase):
     def check_world(self, world, *arguments):
-        results = run(world, *arguments)
+        with Ranks(world, *arguments) as ranks:
+            results = ranks.finish()
+        self.verdict = ranks.verdict[0]
         hashes = []
         for rank, (code, lines, errors) in enumerate(results):
             self.assertEqual((code, errors), (0, ""))
@@ -146,35 +149,18 @@ class Training(unittest.TestCase):
                 self.assertEqual({code for code, _, _ in ranks.finish()}, {0})
             self.assertRegex(ranks.tested[0], r"^tested: CPU only, TCP; \d visible GPUs? not tested$")
 
-    def test_equal_runs_give_equal_bits(self):
-        arguments = ("--data", "synthetic", "--limit", "400", "--dtype", "float64", "--seed", "5")
-        first = self.check_world(2, *arguments)[-2]
-        self.assertEqual(self.check_world(2, *arguments)[-2], first)
-        self.assertNotEqual(self.check_world(2, *arguments[:-1], "6")[-2], first)
-
     @unittest.skipUnless(os.path.isdir(FASHION), "Debian's dataset-fashion-mnist is not installed")
-    def test_only_the_default_training_has_a_known_result(self):
-        """These trainings reach less than 80 %, and no device is to blame."""
-        for more, named in ((("--model", "mlp"), "--mlp-width 512, --mlp-depth 2, --lr 0.01"),
-                            (("--batch-size", "100", "--weight-decay", "0.5", "--warmup-steps", "100000"), "--warmup-steps 100000, --weight-decay 0.5")):
-            with Ranks(4, "--data", FASHION, *more) as ranks:
-                results = ranks.finish()
-            self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 4)
-            self.assertLess(accuracy_of(results[0][1]), 80)
-            self.assertRegex(ranks.verdict[0], rf"^verdict: \d+\.\d % of the test images are right; no known result with {named}; ")
-
-    @unittest.skipUnless(os.path.isdir(FASHION), "Debian's dataset-fashion-mnist is not installed")
-    @unittest.skipIf(os.environ.get("DDP_SHORT_TESTS"), "DDP_SHORT_TESTS is set")
-    def test_fashion_mnist_reaches_85_percent_on_1_2_and_4_ranks(self):
-        accuracies = [accuracy_of(self.check_world(world, "--data", FASHION)) for world in (1, 2, 4)]
-        with Ranks(1, "--data", FASHION) as ranks:
-            ranks.finish()
-        self.assertRegex(ranks.verdict[0], r"^verdict: 8\d\.\d % of the test images are right, at least 80 % are expected$")
-        print("Fashion-MNIST, one epoch, 1, 2 and 4 ranks:", accuracies, file=sys.stderr)
+    @unittest.skipIf(SHORT, "DDP_SHORT_TESTS is set")
+    def test_fashion_mnist_reaches_85_percent_on_1_and_4_ranks(self):
+        accuracies = []
+        for world in (1, 4):
+            accuracies.append(accuracy_of(self.check_world(world, "--data", FASHION)))
+            self.assertRegex(self.verdict, r"^verdict: 8\d\.\d % of the test images are right, at least 80 % are expected")
+        print("Fashion-MNIST, one epoch, 1 and 4 ranks:", accuracies, file=sys.stderr)
         self.assertGreaterEqual(min(accuracies), 85)
         self.assertLessEqual(max(accuracies) - min(accuracies), 2)
 
-    @unittest.skipIf(os.environ.get("DDP_SHORT_TESTS"), "DDP_SHORT_TESTS is set")
+    @unittest.skipIf(SHORT, "DDP_SHORT_TESTS is set")
     def test_the_known_result_of_the_mlp_is_reached_or_the_exit_code_is_1(self):
         """Two steps teach one class, of which the test images are, or are not. Only the checksums are those of Fashion-MNIST."""
         for test_label, code, verdict, error in (
@@ -196,19 +182,13 @@ class Training(unittest.TestCase):
             self.assertRegex(errors, r"^train: the MLP needs \d+\.\d TiB of memory for each rank, and host \S+ has \S+ \wiB left for its (2 ranks|rank); "
                                      r"make --mlp-width or --mlp-depth smaller\n$")
 
-    @unittest.skipIf(os.environ.get("DDP_SHORT_TESTS"), "DDP_SHORT_TESTS is set: sanitizers need address space")
+    @unittest.skipIf(SHORT, "DDP_SHORT_TESTS is set: sanitizers need address space")
     def test_a_limit_of_memory_is_named(self):
-        limited = ("/bin/sh", "-c", f'ulimit -v 600000; exec {TRAIN} "$@"', "train")
+        limited = ("/bin/sh", "-c", f'ulimit -v 300000; exec {TRAIN} "$@"', "train")
         with unittest.mock.patch.object(sys.modules[__name__], "COMMAND", limited):
             (code, lines, errors), = run(1, "--model", "mlp", "--mlp-width", "4000", "--mlp-depth", "5", "--data", "synthetic", "--limit", "10")
         self.assertEqual((code, lines, errors), (1, [], "train: this process cannot get the memory that its options need; make sizes smaller, or raise the "
                                                         "limit of its memory (ulimit -v)\n"))
-
-    def test_divergence_ends_all_ranks_alike(self):
-        for code, _, errors in run(2, "--data", "synthetic", "--limit", "1600", "--lr", "1e38"):
-            self.assertEqual(code, 1)
-            self.assertRegex(errors, r"^train: the gradients of 5 steps in a row, up to step \d+, are not finite: training has diverged; "
-                                     r"try a smaller --lr\n$")
 
 
 class Engine(unittest.TestCase):
@@ -224,16 +204,17 @@ class Engine(unittest.TestCase):
         return next(line for line in lines if line.startswith("weights equal on")).rsplit(" ", 1)[1]
 
     def test_a_nan_of_one_rank_drops_the_step_on_all(self):
-        for extra in ((), ("--zero", "1")):
-            lines = self.good(3, *extra, "--inject-nan", "1:4", "--dtype", "float64")
-            self.assertIn("step 4 dropped on all ranks: the gradient is not finite; the weights are unchanged", lines)
-            self.assertGreater(accuracy_of(lines), 60)
+        lines = self.good(2, "--inject-nan", "1:2", "--log-interval", "1", "--max-steps", "3")
+        self.assertIn("step 2 dropped on all ranks: the gradient is not finite; the weights are unchanged", lines)
+        self.assertIn("epoch 1/1 step 2/20 ", "\n".join(lines))
+        self.assertEqual([line for line in lines if re.match(r"epoch 1/1 step 2/20 .*(loss|nan)", line)], [])
 
     def test_buckets_threads_and_shards_change_no_bit_of_two_ranks_sums(self):
         # With two ranks a sum has only one order.
         first = self.weights(self.good(2))
         for extra in (("--bucket-cap-mb", 0.01, "--first-bucket-mb", 0), ("--threads", 3), ("--zero", 1)):
             self.assertEqual(self.weights(self.good(2, *extra)), first, extra)
+        self.assertNotEqual(self.weights(self.good(2, "--seed", 6)), first)
 
     def test_other_options_of_training_learn_too(self):
         for world, extra in ((2, ("--sync-bn",)), (1, ("--accumulate", 3, "--epochs", 2)),
@@ -276,8 +257,9 @@ class Engine(unittest.TestCase):
             self.assertRegex(end, r"(?m)^slowest rank [01]: computes \d+\.\d{3} ms per step, \d+ % over the median rank$")
             self.assertRegex(end, r"(?m)^slowest rank at p99 [01]: computes \d+\.\d{3} ms, \d+ % over the median rank$")
 
+    @unittest.skipIf(SHORT, "DDP_SHORT_TESTS is set")
     def test_a_rank_that_is_stopped_in_slices_is_named_by_the_profile(self):
-        with tempfile.TemporaryDirectory() as folder, Ranks(2, "--data", "synthetic", "--limit", "6000", "--batch-size", "20", "--epochs", "4",
+        with tempfile.TemporaryDirectory() as folder, Ranks(2, "--data", "synthetic", "--limit", "6000", "--batch-size", "20", "--epochs", "2",
                                                             "--log-interval", "1", "--profile", f"{folder}/t.json") as ranks:
             ranks.processes[0].stdout.readline()
             victim = ranks.processes[1]
@@ -305,11 +287,6 @@ class Engine(unittest.TestCase):
         seldom = self.good(4, "--epochs", 2, "--sync-every-inter", 4, nodes=2)
         self.assertGreater(accuracy_of(seldom), 60)
         self.assertNotEqual(self.weights(every), self.weights(seldom))
-
-    def test_a_full_disk_ends_the_metrics_and_not_the_training(self):
-        (code, lines, errors), = run(1, *self.SMALL, "--metrics-file", "/dev/full")
-        self.assertEqual((code, errors), (0, "train: --metrics-file /dev/full: No space left on device; training continues without this file\n"))
-        self.assertGreater(accuracy_of(lines), 60)
 
     def test_a_closed_reader_of_a_pipe_does_not_end_the_training(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -377,15 +354,11 @@ class Engine(unittest.TestCase):
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)))
             self.assertEqual((done.returncode, done.stderr),
                              (0, f"train: --metrics-file {path}: File too large; training continues without this file\n"))
+            self.assertIn("test accuracy ", done.stdout)
             text = path.read_text()
             self.assertTrue(3000 < len(text) <= 4000 and text.endswith("\n"), text[-100:])
             for line in text.splitlines():
                 json.loads(line)
-
-    def test_dropped_steps_have_no_loss(self):
-        lines = self.good(1, "--inject-nan", "0:2", "--log-interval", "1", "--max-steps", "3")
-        self.assertRegex(lines[2], r"^epoch 1/1 step 2/40 \d+ images/s$")
-        self.assertNotIn("nan", "".join(lines).replace("nan is not", ""))
 
     def test_a_sample_log_needs_its_directory(self):
         (code, _, errors), = run(1, *self.SMALL, "--sample-log", "/nonexistent")
@@ -438,36 +411,23 @@ class LostRanks(unittest.TestCase):
                 self.assertEqual(ranks.processes[rank].returncode, 1)
                 self.assertRegex(errors, rf"^train: rank {rank} lost rank 3 \(.*\n$")
 
-    def test_a_hung_rank_is_named_after_the_timeout(self):
-        limit = 8 if os.environ.get("DDP_SHORT_TESTS") else 5
-        with Ranks(2, *self.LONG, "--comm-timeout", f"{limit}s") as ranks:
-            ranks.processes[0].stdout.readline()
-            ranks.processes[1].send_signal(signal.SIGSTOP)
-            _, errors = ranks.processes[0].communicate(timeout=60)
-            self.assertEqual(ranks.processes[0].returncode, 1)
-            self.assertRegex(errors, rf"^train: rank 0 lost rank 1 \(127\.0\.0\.1:\d+\): no data for {limit} s during ")
-
-    def check_stopped(self, world, stopped, *arguments, nodes=None):
-        # The limit is longer than any step takes here. Otherwise an innocent rank would be silent too.
-        limit = "8s" if os.environ.get("DDP_SHORT_TESTS") else "5s"
-        with Ranks(world, *self.LONG, "--comm-timeout", limit, *arguments, nodes=nodes) as ranks:
-            ranks.processes[0].stdout.readline()
-            ranks.processes[stopped].send_signal(signal.SIGSTOP)
-            for rank in range(world):
-                if rank == stopped:
-                    continue
-                _, errors = ranks.processes[rank].communicate(timeout=60)
-                self.assertRegex(errors, rf"^train: rank {rank} lost rank {stopped} \(.*\n$")
-            ranks.processes[stopped].send_signal(signal.SIGCONT)
-            _, errors = ranks.processes[stopped].communicate(timeout=60)
-            self.assertRegex(errors, rf"^train: rank {stopped} was reported lost by .* \(was this process stopped\?\) during ")
-
     def test_a_frozen_rank_is_named_by_ranks_that_wait_for_its_neighbors(self):
-        cases = ((5, 2, ("--comm", "tcp"), None), (4, 3, (), 2), (3, 1, (), 1),
-                 (4, 2, ("--model", "mlp"), 2), (4, 1, ("--sync-every-inter", "3"), 2))
-        for world, stopped, arguments, nodes in cases[:2] if os.environ.get("DDP_SHORT_TESTS") else cases:
-            with self.subTest(world=world, arguments=arguments, nodes=nodes):
-                self.check_stopped(world, stopped, *arguments, nodes=nodes)
+        # The limit is longer than any step takes here. Otherwise an innocent rank would be silent too.
+        limit = 8 if SHORT else 5
+        cases = ((2, 1, (), None), (5, 2, ("--comm", "tcp"), None), (4, 3, (), 2), (3, 1, (), 1), (4, 1, ("--sync-every-inter", "3"), 2))
+        for world, stopped, arguments, nodes in cases[1:3] if SHORT else cases:
+            with self.subTest(world=world, arguments=arguments, nodes=nodes), \
+                    Ranks(world, *self.LONG, "--comm-timeout", f"{limit}s", *arguments, nodes=nodes) as ranks:
+                ranks.processes[0].stdout.readline()
+                ranks.processes[stopped].send_signal(signal.SIGSTOP)
+                why = rf"127\.0\.0\.1:\d+\): no data for {limit} s during " if world == 2 else ""
+                for rank in set(range(world)) - {stopped}:
+                    _, errors = ranks.processes[rank].communicate(timeout=60)
+                    self.assertEqual(ranks.processes[rank].returncode, 1)
+                    self.assertRegex(errors, rf"^train: rank {rank} lost rank {stopped} \({why}.*\n$")
+                ranks.processes[stopped].send_signal(signal.SIGCONT)
+                _, errors = ranks.processes[stopped].communicate(timeout=60)
+                self.assertRegex(errors, rf"^train: rank {stopped} was reported lost by .* \(was this process stopped\?\) during ")
 
     def test_sigterm_ends_a_rank_at_once(self):
         with Ranks(1, *self.LONG) as ranks:
@@ -484,23 +444,28 @@ class OptionErrors(unittest.TestCase):
         return errors
 
     def test_options(self):
+        wrong = (
+            (("--model", "vit"), 'unknown --model "vit" (auto, convnet, mlp)'),
+            (("--threads", "0"), "--threads 0: give a whole number from 1 to 1024"),
+            (("--dtype", "bf16"), "unknown --dtype \"bf16\" (float32, float64, bfloat16)"),
+            (("--batch-size", "0"), "--batch-size 0: give a whole number from 1 to 16384"),
+            (("--comm-timeout", "soon"), "--comm-timeout soon: give a time like 500ms, 15s, 2m or 1h"),
+            (("--inject-nan", "3"), "--inject-nan 3: give RANK:STEP; steps begin with 1"),
+            (("--optimizer", "lion"), 'unknown --optimizer "lion" (sgd, adamw)'),
+            (("--zero", "2"), 'unknown --zero "2" (0, 1)'),
+            (("--limit", "1.5"), "--limit 1.5: give a whole number"),
+            (("--bach-size", "3"), "unknown option --bach-size; did you mean --batch-size?"),
+            (("--lr", "nan"), "--lr nan: give a number"),
+            (("--clip-norm", "-NaN"), "--clip-norm -NaN: give a number"),
+            (("--bucket-cap-mb", "nan"), "--bucket-cap-mb nan: give a number from 0 to 1000000"),
+            (("--weight-decay", "inf"), "--weight-decay inf: give a number from 0 to 1000000"),
+            (("--momentum", "1e999"), "--momentum 1e999: give a number from 0 to 1"),
+            (("--comm", "foo"), 'unknown --comm "foo" (auto, tcp, shm, nccl)'),
+            (("--kernels", "z80"), 'unknown --kernels "z80" (generic, x86_64_v2, x86_64_v3, x86_64_v4)'))
+        # All are reported at once.
+        errors = self.refused(*(word for words, _ in wrong for word in words)).splitlines()
+        self.assertEqual(sorted(errors), sorted(f"train: {text}" for _, text in wrong))
         for arguments, text in (
-                (("--model", "vit"), 'unknown --model "vit" (auto, convnet, mlp)'),
-                (("--threads", "0"), "--threads 0: give a whole number from 1 to 1024"),
-                (("--dtype", "bf16"), "unknown --dtype \"bf16\" (float32, float64, bfloat16)"),
-                (("--batch-size", "0"), "--batch-size 0: give a whole number from 1 to 16384"),
-                (("--comm-timeout", "soon"), "--comm-timeout soon: give a time like 500ms, 15s, 2m or 1h"),
-                (("--inject-nan", "3"), "--inject-nan 3: give RANK:STEP; steps begin with 1"),
-                (("--optimizer", "lion"), 'unknown --optimizer "lion" (sgd, adamw)'),
-                (("--zero", "2"), 'unknown --zero "2" (0, 1)'),
-                (("--limit", "x"), "--limit x: give a whole number"),
-                (("--limit", "1.5"), "--limit 1.5: give a whole number"),
-                (("--bach-size", "3"), "unknown option --bach-size; did you mean --batch-size?"),
-                (("--lr", "nan"), "--lr nan: give a number"),
-                (("--clip-norm", "-NaN"), "--clip-norm -NaN: give a number"),
-                (("--bucket-cap-mb", "nan"), "--bucket-cap-mb nan: give a number from 0 to 1000000"),
-                (("--weight-decay", "inf"), "--weight-decay inf: give a number from 0 to 1000000"),
-                (("--momentum", "1e999"), "--momentum 1e999: give a number from 0 to 1"),
                 (("--comm", "shm", "--bench", "allreduce", "-b", "1M"),
                  "--bench is a subcommand and comes first: train bench OPERATION [OPTION…]"),
                 (("--health=1s",), "--health is a subcommand and comes first: train health [TIME] [OPTION…]"),
@@ -508,9 +473,6 @@ class OptionErrors(unittest.TestCase):
                 (("extra",), 'unexpected word "extra"; train --help lists all options')):
             with self.subTest(arguments):
                 self.assertEqual(self.refused(*arguments), f"train: {text}\n")
-        self.assertEqual(self.refused("--lrr", "1", "--limit", "x", "--comm", "foo"),
-                         "train: unknown option --lrr; did you mean --lr?\ntrain: --limit x: give a whole number\n"
-                         'train: unknown --comm "foo" (auto, tcp, shm, nccl)\n')
 
     def test_contradicting_options_are_refused(self):
         for arguments, text in (
@@ -531,9 +493,6 @@ class OptionErrors(unittest.TestCase):
             # Options are checked before any work: train does not even search for the data, which is missing.
             (code, lines, errors), = run(1, "--data", "/nonexistent", *arguments)
             self.assertEqual((code, lines, errors), (2, [], f"train: {text}\n"))
-        (code, lines, errors), = run(1, "--data", "/nonexistent", "--kernels", "z80")
-        self.assertEqual((code, lines, errors),
-                         (2, [], 'train: unknown --kernels "z80" (generic, x86_64_v2, x86_64_v3, x86_64_v4)\n'))
         # No rank waits for the other one.
         results = run(2, "--data", "/nonexistent", "--sync-every-inter", "2")
         self.assertEqual([result[0] for result in results], [2, 2])
