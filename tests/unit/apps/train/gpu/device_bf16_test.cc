@@ -305,9 +305,35 @@ TEST_CASE("a ConvNet learns in bf16 as well as in float") {
   CHECK(stored != plain);
   CHECK(std::abs(stored - plain) < 0.1 * plain);
 }
+
+TEST_CASE("an MLP learns in bf16 as well as in float") {
+  constexpr int kBatch = 10, kWidth = 70, kDepth = 2;
+  ThreadPool one_thread(1);
+  Mlp<float> mlp(kWidth, kDepth, kBatch, one_thread);
+  mlp.initialise(3);
+  const int count = static_cast<int>(mlp.parameter_count());
+  const gpu::CheckBatch<float> batch(kBatch, 0, 1);
+  const auto losses = [&]<class S>(S) {  // before the first step, and in the last one
+    DeviceMlpOnHost<float, S> device(kWidth, kDepth, count, kBatch);
+    const WeightMemory<float, S>& t = device.training;
+    begin_with(mlp, t, batch);
+    std::pair<double, double> found;
+    for (int step = 0; step < 50; ++step) {
+      device.forward_backward(kBatch, {});
+      (step == 0 ? found.first : found.second) = t.score->loss_sum;
+      t.step.present().input.lr = 0.01;
+      run_update(HostRunner{}, t, {}, 1.0f);
+    }
+    return found;
+  };
+  const auto plain = losses(0.0f), stored = losses(Bf16());
+  INFO("float " << plain.second << ", bf16 " << stored.second << ", first " << stored.first);
+  CHECK(stored.second < stored.first / 2);
+  CHECK(std::abs(stored.second - plain.second) < 0.1 * plain.second);
+}
 #endif
 
-TEST_CASE("an MLP in bf16 has the same bits in every order, gradients near float's, and learns") {
+TEST_CASE("an MLP in bf16 has the same bits in every order, and gradients near float's") {
   constexpr int kBatch = 10, kWidth = 70, kDepth = 2;
   ThreadPool one_thread(1);
   Mlp<float> mlp(kWidth, kDepth, kBatch, one_thread);
@@ -327,20 +353,4 @@ TEST_CASE("an MLP in bf16 has the same bits in every order, gradients near float
   INFO("apart by " << distance);
   CHECK(distance > 1e-5);
   CHECK(distance < 0.05);
-
-  DeviceMlpOnHost<float, Bf16> device(kWidth, kDepth, count, kBatch);
-  const WeightMemory<float, Bf16>& t = device.training;
-  begin_with(mlp, t, batch);
-  double first = 0;
-  for (int step = 0; step < 50; ++step) {
-    device.forward_backward(kBatch, {});
-    plain.forward_backward(kBatch, {});
-    if (step == 0) first = t.score->loss_sum;
-    t.step.present().input.lr = plain.training.step.present().input.lr = 0.01;
-    run_update(HostRunner{}, t, {}, 1.0f);
-    run_update(HostRunner{}, plain.training, {}, 1.0f);
-  }
-  INFO("float " << plain.training.score->loss_sum << ", bf16 " << t.score->loss_sum << ", first " << first);
-  CHECK(t.score->loss_sum < first / 2);
-  CHECK(std::abs(t.score->loss_sum - plain.training.score->loss_sum) < 0.1 * plain.training.score->loss_sum);
 }
