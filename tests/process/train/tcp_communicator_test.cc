@@ -1,6 +1,4 @@
-#include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,11 +16,8 @@
 #include <vector>
 
 #include "apps/train/collectives/cpu/tcp_communicator.h"
-#include "apps/train/data/hash.h"
-#include "apps/train/world/store_host.h"
 #include "tests/support/catch.h"
-#include "tests/unit/apps/train/collectives/gather_check.h"
-#include "tests/unit/apps/train/collectives/memory_directory.h"
+#include "tests/unit/apps/train/collectives/rank_threads.h"
 
 // Ranks as threads, over loopback.
 
@@ -44,30 +39,14 @@ GroupConfig config_of(int rank, int world) {
 
 using Body = std::function<std::string(std::unique_ptr<Communicator>)>;
 
-/// Runs one thread per rank; returns the result of each body (Catch's macros belong to the main thread).
 std::vector<std::string> run_ranks(
     int world, const Body& body, const std::function<void(GroupConfig&)>& change = [](GroupConfig&) {}) {
-  MemoryDirectory directory;
-  std::vector<std::string> said(world);
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < world; ++rank) {
-    ranks.emplace_back([&, rank] {
-      GroupConfig config = config_of(rank, world);
-      change(config);
-      auto communicator = connect_peers(config, directory);
-      said[rank] = communicator ? body(std::move(*communicator)) : communicator.error().text;
-    });
-  }
-  for (auto& thread : ranks)
-    thread.join();
-  return said;
-}
-
-std::vector<float> values_of(int rank, std::size_t size) {
-  std::vector<float> values(size);
-  for (std::size_t i = 0; i < size; ++i)
-    values[i] = static_cast<float>(random_unit(3, rank, i) - 0.5);
-  return values;
+  const auto join = [&](int rank, PeerDirectory& directory) {
+    GroupConfig config = config_of(rank, world);
+    change(config);
+    return connect_peers(config, directory);
+  };
+  return run_joined(world, join, body);
 }
 
 }  // namespace
@@ -107,44 +86,11 @@ TEST_CASE("sums are right and bit-equal on all ranks, for odd sizes and sizes be
   }
 }
 
-TEST_CASE("broadcast from and gather to each root, all-gather in rank order, barrier") {
+TEST_CASE("broadcast from and gather to each root, all-gather in rank order, reduce-scatter, barrier") {
   for (int world = 2; world <= 5; ++world) {
-    const auto said = run_ranks(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
-      for (int root = 0; root < world; ++root) {
-        std::vector<std::byte> data(100'003, std::byte(ring->rank()));
-        if (auto done = ring->broadcast(data, root); !done) return done.error().text;
-        if (data != std::vector<std::byte>(data.size(), std::byte(root))) return "wrong broadcast";
-      }
-      const std::uint64_t mine[] = {1000ull + ring->rank(), ~0ull - ring->rank()};
-      const auto all = ring->all_gather(mine);
-      if (!all) return all.error().text;
-      for (int rank = 0; rank < world; ++rank) {
-        if ((*all)[2 * rank] != 1000ull + rank || (*all)[2 * rank + 1] != ~0ull - rank)
-          return "wrong all-gather";
-      }
-      for (int root = 0; root < world; ++root) {
-        std::vector<std::byte> data(1'000'003, std::byte(ring->rank()));
-        if (auto done = ring->broadcast(data, root); !done) return done.error().text;
-        if (data != std::vector<std::byte>(data.size(), std::byte(root))) return "wrong broadcast in pieces";
-      }
-      for (const std::size_t size : {0, 1, 2'500'003}) {
-        for (int root = 0; root < world; ++root) {
-          if (size > 1 && root != 0 && root != world - 1) continue;  // large parts take long
-          if (auto wrong = gather_is_right(*ring, size, root); !wrong.empty()) return wrong;
-        }
-      }
-      std::vector<float> values = values_of(ring->rank(), static_cast<std::size_t>(world) * 1000);
-      std::vector<float> parts = values;
-      if (auto done = ring->all_reduce_sum(values); !done) return done.error().text;
-      if (auto done = ring->reduce_scatter_sum(std::span(parts)); !done) return done.error().text;
-      if (auto done = ring->all_gather_parts(std::as_writable_bytes(std::span(parts))); !done)
-        return done.error().text;
-      if (parts != values) return "reduce-scatter and all-gather are not the all-reduce";
-      auto done = ring->barrier();
-      return done ? "" : done.error().text;
-    });
     INFO("world " << world);
-    CHECK(said == std::vector<std::string>(world));
+    CHECK(run_ranks(world, [](std::unique_ptr<Communicator> ring) { return collectives_are_right(*ring); }) ==
+          std::vector<std::string>(world));
   }
 }
 
@@ -211,26 +157,9 @@ TEST_CASE("background all-reduces give the same result as foreground ones") {
 
 TEST_CASE("no rank leaves a barrier before all ranks have entered it") {
   std::atomic<int> arrived = 0;
-  const auto said = run_ranks(4, [&](std::unique_ptr<Communicator> ring) -> std::string {
-    for (int round = 1; round <= 200; ++round) {
-      ++arrived;
-      if (auto done = ring->barrier(); !done) return done.error().text;
-      if (arrived < 4 * round) return "left early in round " + std::to_string(round);
-      if (auto done = ring->barrier(); !done) return done.error().text;
-    }
-    return "";
-  });
-  CHECK(said == std::vector<std::string>(4));
+  CHECK(run_ranks(4, [&](std::unique_ptr<Communicator> ring) { return barriers_hold(*ring, arrived); }) ==
+        std::vector<std::string>(4));
 }
-
-namespace {
-
-std::unique_ptr<PeerDirectory> open_directory(rendezvous::TcpStoreClient client, int rank) {
-  auto directory = StoreDirectory::open(std::move(client), "job-1", 2, rank, 200s);
-  return directory ? std::move(*directory) : nullptr;
-}
-
-}  // namespace
 
 TEST_CASE("a second training of the same workers sees no state of the first") {
   auto store = StoreHost::open(0);
@@ -238,7 +167,9 @@ TEST_CASE("a second training of the same workers sees no state of the first") {
   const auto open = [&store](int rank) {
     auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", (*store)->port(), 200s);
     REQUIRE(client.has_value());
-    return open_directory(std::move(*client), rank);
+    auto directory = StoreDirectory::open(std::move(*client), "job-1", 2, rank, 200s);
+    REQUIRE(directory.has_value());
+    return std::move(*directory);
   };
   const auto first0 = open(0);
   REQUIRE(first0->share("address/0", "stale").has_value());
@@ -253,67 +184,12 @@ TEST_CASE("a second training of the same workers sees no state of the first") {
 }
 
 TEST_CASE("ranks connect through a real store, and all name a killed rank at once") {
-  int port_pipe[2];
-  REQUIRE(::pipe(port_pipe) == 0);
-  const auto config_in = [](int rank, std::uint16_t port, std::unique_ptr<PeerDirectory>& directory) {
-    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 200s);
-    if (client) directory = open_directory(std::move(*client), rank);
-    return config_of(rank, 4);
-  };
-  // The fork precedes all threads of this process; the port arrives when the store exists.
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    std::uint16_t port = 0;
-    if (::read(port_pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
-    std::unique_ptr<PeerDirectory> directory;
-    const GroupConfig config = config_in(3, port, directory);
-    auto ring = connect_peers(config, *directory);
-    std::vector<float> values(100'000, 1.0f);
-    for (int step = 0; ring && step < 17; ++step)
-      (void)(*ring)->all_reduce_sum(values);
-    ::raise(SIGKILL);
-  }
-
-  auto store = StoreHost::open(0);
-  REQUIRE(store.has_value());
-  const std::uint16_t port = (*store)->port();
-  REQUIRE(::write(port_pipe[1], &port, sizeof port) == sizeof port);
-  std::vector<std::string> said(3);
-  std::vector<int> steps(3);
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([&, rank] {
-      std::unique_ptr<PeerDirectory> directory;
-      const GroupConfig config = config_in(rank, port, directory);
-      auto ring = connect_peers(config, *directory);
-      std::vector<float> values(100'000, 1.0f);
-      for (; ring; ++steps[rank]) {
-        if (auto done = (*ring)->all_reduce_sum(values); !done) {
-          said[rank] = done.error().text;
-          return;
-        }
-      }
-      said[rank] = ring.error().text;
-    });
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  const auto death = std::chrono::steady_clock::now();
-  for (auto& thread : ranks)
-    thread.join();
-  CHECK(std::chrono::steady_clock::now() - death < 100s);  // far below the step's deadline of 200 s
-  ::close(port_pipe[0]);
-  ::close(port_pipe[1]);
-
-  CHECK(WIFSIGNALED(status));
-  // A rank may see the death while the end of its 17th sum is still in transit.
-  for (const int done : steps)
-    CHECK((done == 16 || done == 17));
-  for (int rank = 0; rank < 3; ++rank) {
-    CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 3 ("));
-    CHECK_THAT(said[rank], Catch::Matchers::EndsWith(" during all-reduce"));
-  }
+  check_that_all_name_a_killed_rank(
+      4, 3, [](int rank, PeerDirectory& directory) -> Result<std::unique_ptr<Communicator>> {
+        auto ring = connect_peers(config_of(rank, 4), directory);
+        if (!ring) return ring.error();
+        return std::unique_ptr<Communicator>(std::move(*ring));
+      });
 }
 
 namespace {

@@ -16,14 +16,12 @@
 
 #include "apps/train/collectives/nccl/nccl_comms.h"
 #include "apps/train/collectives/nccl/nccl_settings.h"
-#include "apps/train/data/hash.h"
 #include "apps/train/gpu/cuda_runtime.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/skip.h"
-#include "tests/unit/apps/train/collectives/gather_check.h"
-#include "tests/unit/apps/train/collectives/memory_directory.h"
+#include "tests/unit/apps/train/collectives/rank_threads.h"
 
 // Ranks as threads over a fake NCCL library and a fake CUDA, each with a GPU of its own.
 
@@ -108,14 +106,6 @@ std::vector<std::string> run_ranks(
   for (auto& thread : ranks)
     thread.join();
   return said;
-}
-
-template <class T>
-std::vector<T> values_of(int rank, std::size_t size) {
-  std::vector<T> values(size);
-  for (std::size_t i = 0; i < size; ++i)
-    values[i] = static_cast<T>(random_unit(3, static_cast<std::uint64_t>(rank), i) - 0.5);
-  return values;
 }
 
 template <class T>
