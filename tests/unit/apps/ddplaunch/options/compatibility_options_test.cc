@@ -116,49 +116,11 @@ TEST_CASE("A value that asks for nothing is accepted where others are refused") 
 TEST_CASE("Every option of torchrun that has a counterpart has a row") {
   const JobOptions options("/");
   const ddp::OptionTable& table = options.table;
-  for (const char* name : {"--nnodes",
-                           "--nproc-per-node",
-                           "--rdzv-backend",
-                           "--rdzv-endpoint",
-                           "--rdzv-id",
-                           "--rdzv-conf",
-                           "--standalone",
-                           "--max-restarts",
-                           "--monitor-interval",
-                           "--start-method",
-                           "--event-log-handler",
-                           "--role",
-                           "-m",
-                           "--module",
-                           "--no-python",
-                           "--run-path",
-                           "--log-dir",
-                           "-r",
-                           "--redirects",
-                           "-t",
-                           "--tee",
-                           "--local-ranks-filter",
-                           "--node-rank",
-                           "--master-addr",
-                           "--master-port",
-                           "--signals-to-handle",
-                           "--shutdown-timeout",
-                           "--hosts-from",
-                           "--token-file",
-                           "--insecure",
-                           "--no-push",
-                           "--setup",
-                           "--wrapper",
-                           "--restart-backoff",
-                           "--hang-timeout",
-                           "--report",
-                           "--show-ranks",
-                           "--bars",
-                           "--fold",
-                           "--log-max-size",
-                           "--jsonl",
-                           "--console",
-                           "--detach"}) {
+  for (const std::string& name : ddp::split_names(
+           "--nnodes,--nproc-per-node,--rdzv-backend,--rdzv-endpoint,--rdzv-id,--rdzv-conf,--standalone,"
+           "--max-restarts,--monitor-interval,--start-method,--event-log-handler,--role,-m,--module,"
+           "--no-python,--run-path,--log-dir,-r,--redirects,-t,--tee,--local-ranks-filter,--node-rank,"
+           "--master-addr,--master-port,--signals-to-handle,--shutdown-timeout")) {
     CAPTURE(name);
     CHECK((table.knows(name) || is_other(name)));
   }

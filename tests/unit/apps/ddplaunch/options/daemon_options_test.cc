@@ -22,26 +22,16 @@ TEST_CASE("--launcher daemon with its port and token") {
   CHECK(usual.token_file.empty());
 }
 
-TEST_CASE("An option that has no meaning with --launcher daemon is refused") {
+TEST_CASE("Daemons need hosts and start no wrapper") {
   CHECK(FakeContext().errors({"--launcher", "daemon", "w"}) ==
         Texts{"ddplaunch: --launcher daemon needs hosts: --hostfile FILE or --host LIST"});
   CHECK(
-      FakeContext().errors({"--host", "a", "--launcher", "daemon", "--ssh-command", "ssh -v",
-                            "--accept-new-host-keys", "--agent", "/opt/ddplaunchd", "--wrapper",
-                            "docker exec -i x", "--daemon-port", "0", "w"}) ==
+      FakeContext().errors({"--host", "a", "--launcher", "daemon", "--wrapper", "docker exec -i x",
+                            "--daemon-port", "0", "w"}) ==
       Texts{
           "ddplaunch: --daemon-port 0: give a whole number from 1 to 65535",
-          "ddplaunch: --ssh-command cannot be used with --launcher daemon, which reaches the nodes without "
-          "SSH",
-          "ddplaunch: --accept-new-host-keys cannot be used with --launcher daemon, which reaches the nodes "
-          "without SSH",
-          "ddplaunch: --agent cannot be used with --launcher daemon: each daemon starts the ddplaunchd "
-          "beside it; install this version on the nodes",
           "ddplaunch: a daemon starts no wrapper (host a): run ddplaunchd --listen inside the container, or "
           "use --launcher ssh"});
-  CHECK(FakeContext().errors({"--host", "a", "--daemon-port", "5000", "w"}) ==
-        Texts{"ddplaunch: --daemon-port is only for --launcher daemon, which reaches nodes where ddplaunchd "
-              "--listen runs"});
 }
 
 TEST_CASE("An SSH key of a hostfile is reported as unused") {

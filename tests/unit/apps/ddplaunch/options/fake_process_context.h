@@ -2,8 +2,10 @@
 
 #include <cerrno>
 #include <chrono>
+#include <iterator>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +18,12 @@ namespace ddp::test {
 
 using Texts = std::vector<std::string>;
 using Env = std::vector<std::pair<std::string, std::string>>;
+
+/// Returns the words of a command line without quotes.
+inline Texts words(const std::string& line) {
+  std::istringstream text(line);
+  return {std::istream_iterator<std::string>(text), {}};
+}
 
 /// When FakeContext reads a host history.
 inline constexpr launcher::HistoryTime kHistoryNow{std::chrono::seconds(1'795'230'119)};

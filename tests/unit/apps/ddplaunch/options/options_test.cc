@@ -19,6 +19,7 @@ using ddp::rendezvous::ProcsRule;
 using ddp::test::Env;
 using ddp::test::FakeContext;
 using ddp::test::Texts;
+using ddp::test::words;
 using std::chrono::milliseconds;
 using Kind = WorkerCommand::Kind;
 
@@ -269,29 +270,12 @@ TEST_CASE("Sizes") {
 TEST_CASE("Options about the start of the job") {
   FakeContext world;
   world.files["ssh.conf"] = "";
-  const JobSpec spec = world.spec({"--host",
-                                   "a",
-                                   "--launcher",
-                                   "ssh",
-                                   "--ssh-config",
-                                   "ssh.conf",
-                                   "--ssh-command",
-                                   "ssh -o 'X Y'",
-                                   "--ssh-localhost",
-                                   "--accept-new-host-keys",
-                                   "--agent",
-                                   "bin/ddplaunchd",
-                                   "--start-timeout",
-                                   "2m",
-                                   "--network",
-                                   "10.1.0.0/16",
-                                   "--master-port",
-                                   "29500",
-                                   "--port-range",
-                                   "29000-29999",
-                                   "--store",
-                                   "worker",
-                                   "w"});
+  Texts args = words(
+      "--host a --launcher ssh --ssh-config ssh.conf --ssh-localhost --accept-new-host-keys --agent "
+      "bin/ddplaunchd "
+      "--start-timeout 2m --network 10.1.0.0/16 --master-port 29500 --port-range 29000-29999 --store worker");
+  args.insert(args.end(), {"--ssh-command", "ssh -o 'X Y'", "w"});
+  const JobSpec spec = world.spec(args);
   CHECK(spec.launcher == LauncherKind::kSsh);
   CHECK(spec.ssh_config == "ssh.conf");
   CHECK(spec.ssh_command == Texts{"ssh", "-o", "X Y"});
