@@ -33,6 +33,7 @@ class Pack(unittest.TestCase):
         for script in ("run.sh", "steps.sh"):
             shutil.copy(HERE / script, self.place)
         self.program("nodes", "exit 77\n", "")
+        self.program("python3", "exit 1\n", "tools")  # an import of a real torch takes seconds
         for name in ("gpu_parity", "gpu_check", "gpu_costs"):
             self.program(name, SKIPS)
         self.program("train", "echo 'train: no GPU' >&2\nexit 2\n")
@@ -45,11 +46,13 @@ class Pack(unittest.TestCase):
         path.write_text("#!/bin/bash\n" + starts + text, encoding="utf-8")
         path.chmod(0o755)
 
-    def run_it(self, only="", **environment):
+    def environment(self, only):
         # No tools of the machine are in PATH, so the same steps are skipped everywhere.
-        base = {"PATH": f"{self.place}/tools:/usr/bin:/bin", "PLACE": str(self.place), "HOME": str(self.place), "DDP_GPU_ONLY": only}
+        return {"PATH": f"{self.place}/tools:/usr/bin:/bin", "PLACE": str(self.place), "HOME": str(self.place), "DDP_GPU_ONLY": only}
+
+    def run_it(self, only="", **environment):
         done = subprocess.run(["bash", str(self.place / "run.sh")], cwd="/", capture_output=True, text=True, timeout=250,
-                              env={**base, **environment}, check=False)
+                              env={**self.environment(only), **environment}, check=False)
         results = json.loads((self.place / "results.json").read_text(encoding="utf-8"))
         return done, results, {step["step"]: step for step in results["steps"]}
 
@@ -154,17 +157,14 @@ class RunSh(Pack):
         library.parent.mkdir(parents=True)
         library.touch()
         self.program("ldconfig", "exit 0\n", "tools")
-        self.program("python3", "exit 1\n", "tools")
         self.program("train", 'echo "{\\"weights\\":\\"$DDPLAUNCH_NCCL_LIBRARY\\"}" >&2; exit 2\n')
         _, _, steps = self.run_it("nccl")
         self.assertEqual(json.loads(steps["nccl"]["reason"])["weights"], str(library))
         _, _, steps = self.run_it("nccl", DDPLAUNCH_NCCL_LIBRARY="/named")
         self.assertEqual(json.loads(steps["nccl"]["reason"])["weights"], "/named")
 
-
     def start(self, only):
-        environment = {"PATH": f"{self.place}/tools:/usr/bin:/bin", "PLACE": str(self.place), "HOME": str(self.place), "DDP_GPU_ONLY": only}
-        return subprocess.Popen(["bash", str(self.place / "run.sh")], cwd="/", env=environment, text=True, start_new_session=True,
+        return subprocess.Popen(["bash", str(self.place / "run.sh")], cwd="/", env=self.environment(only), text=True, start_new_session=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def test_a_signal_ends_the_run_and_keeps_the_results(self):
