@@ -1,6 +1,5 @@
 #include "apps/train/checkpoint/checkpoint.h"
 
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <atomic>
@@ -17,6 +16,7 @@
 
 #include "apps/train/model/model.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp::train {
 namespace {
@@ -180,28 +180,13 @@ TEST_CASE("an epoch without a sample left is complete when the division changes,
 
 namespace fs = std::filesystem;
 
-/// A temporary directory, removed at the end.
-class CheckpointFolder {
- public:
-  CheckpointFolder() {
-    std::string name = fs::temp_directory_path().string() + "/ddp-writer-XXXXXX";
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~CheckpointFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-  bool holds(const std::string& name) const { return fs::exists(path_ + "/" + name); }
+struct CheckpointFolder : test::TemporaryDirectory {
+  bool holds(const std::string& name) const { return fs::exists(path / name); }
   /// Makes a directory of this name; `whole`: with a state.json.
   void make(const std::string& name, bool whole) const {
-    fs::create_directory(path_ + "/" + name);
-    if (whole) std::ofstream(path_ + "/" + name + "/state.json") << "{}";
+    fs::create_directory(path / name);
+    if (whole) write(name + "/state.json", "{}");
   }
-
- private:
-  std::string path_;
 };
 
 CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t step) {
@@ -216,7 +201,8 @@ CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t ste
 /// A small model, and the writer of its checkpoints.
 struct Training {
   explicit Training(const CheckpointFolder& folder, int keep = 3)
-      : writer({folder.path(), keep}, model, [this](const std::string& line) { said.push_back(line); }) {}
+      : writer({folder.path.string(), keep}, model,
+               [this](const std::string& line) { said.push_back(line); }) {}
   void write(std::uint64_t step) { writer.write(content_of(model, step)); }
 
   ThreadPool threads{1};
@@ -254,12 +240,12 @@ TEST_CASE("the newest checkpoints up to the one just written stay, and other fil
     training.write(step);
     CHECK(training.writer.wait().has_value());
   }
-  CHECK(*list_checkpoints(folder.path()) ==
+  CHECK(*list_checkpoints(folder.path.string()) ==
         std::vector<std::string>{"step-00000006", "step-00000007", "step-00000900", "step-00000901"});
   CHECK(folder.holds("step-00000004"));
-  CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
+  CHECK(*find_checkpoint(folder.path.string()) == folder.path.string() + "/step-00000901");
   folder.make("step-00000999", false);
-  CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
+  CHECK(*find_checkpoint(folder.path.string()) == folder.path.string() + "/step-00000901");
 }
 
 TEST_CASE("a checkpoint is complete when the wait for it returns, and is read again") {
@@ -274,7 +260,7 @@ TEST_CASE("a checkpoint is complete when the wait for it returns, and is read ag
   state.position.segment_step = 1;
   training.writer.write(std::move(content));
   REQUIRE(training.writer.wait().has_value());
-  const std::string path = folder.path() + "/step-00000001";
+  const std::string path = folder.path.string() + "/step-00000001";
   const auto read = read_checkpoint_state(path);
   REQUIRE(read.has_value());
   const auto any = [](const Safetensors&) { return ddp::Result<>(); };
@@ -286,7 +272,7 @@ TEST_CASE("an optimizer's file must have exactly the optimizer's tensors") {
   Training training(folder);
   training.write(1);
   REQUIRE(training.writer.wait().has_value());
-  const auto read = Safetensors::read(folder.path() + "/step-00000001/optimizer.safetensors",
+  const auto read = Safetensors::read(folder.path.string() + "/step-00000001/optimizer.safetensors",
                                       [](const Safetensors&) { return ddp::Result<>(); });
   REQUIRE(read.has_value());
   const Safetensors& file = *read;
@@ -306,7 +292,7 @@ TEST_CASE("checkpoints that follow each other at once are all written") {
   for (std::uint64_t step = 1; step <= 5; ++step)
     training.write(step);
   REQUIRE(training.writer.wait().has_value());
-  CHECK(list_checkpoints(folder.path())->size() == 5);
+  CHECK(list_checkpoints(folder.path.string())->size() == 5);
 }
 
 TEST_CASE("consecutive failures are reported once, and so is the next success") {
@@ -324,7 +310,7 @@ TEST_CASE("consecutive failures are reported once, and so is the next success") 
       " not written: its weights or its optimizer's state are not finite; training continues, ";
   CHECK_FALSE(write(1, nan, 0));
   CHECK_FALSE(write(2, 0, nan));
-  CHECK(fs::is_empty(folder.path()));
+  CHECK(fs::is_empty(folder.path.string()));
   CHECK(write(3, 0, 0));
   CHECK(write(4, 0, 0));
   CHECK_FALSE(write(5, nan, 0));
@@ -338,7 +324,7 @@ TEST_CASE("consecutive failures are reported once, and so is the next success") 
 TEST_CASE("a state.json of more than 64 MiB is not read") {
   const CheckpointFolder folder;
   folder.make("step-00000001", true);
-  const std::string path = folder.path() + "/step-00000001";
+  const std::string path = folder.path.string() + "/step-00000001";
   fs::resize_file(path + "/state.json", (64u << 20) + 1);  // a hole of the file
   CHECK(read_checkpoint_state(path).error().text ==
         path + "/state.json: is larger than 64 MiB: train did not write this file");
@@ -363,8 +349,8 @@ TEST_CASE("a checkpoint that is written again exists at every moment") {
   ends = true;
   watch.join();
   CHECK_FALSE(missed);
-  CHECK(*list_checkpoints(folder.path()) == std::vector<std::string>{"step-00000003"});
-  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+  CHECK(*list_checkpoints(folder.path.string()) == std::vector<std::string>{"step-00000003"});
+  CHECK(std::distance(fs::directory_iterator(folder.path.string()), fs::directory_iterator()) == 1);
 }
 
 TEST_CASE("a checkpoint is replaced on a disk that cannot exchange names") {
@@ -377,12 +363,12 @@ TEST_CASE("a checkpoint is replaced on a disk that cannot exchange names") {
     content.parameters.span()[0] = weight;
     training.writer.write(std::move(content));
     CHECK(training.writer.wait().has_value());
-    std::ifstream state(folder.path() + "/step-00000003/state.json");
+    std::ifstream state(folder.path.string() + "/step-00000003/state.json");
     sums.push_back(nlohmann::json::parse(state).at("model_crc32").get<std::uint32_t>());
   }
   CHECK(NoExchange::refused == 1);
   CHECK(sums[0] != sums[1]);
-  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+  CHECK(std::distance(fs::directory_iterator(folder.path.string()), fs::directory_iterator()) == 1);
 }
 
 TEST_CASE("unfinished checkpoints of an ended training are removed, and similar names stay") {
@@ -396,9 +382,10 @@ TEST_CASE("unfinished checkpoints of an ended training are removed, and similar 
     folder.make(name, true);
   for (const std::string& name : foreign)
     folder.make(name, true);
-  std::ofstream(folder.path() + "/.tmp-19") << "notes";
-  std::ofstream(folder.path() + "/.tmp-20-step-00000003") << "notes";
-  fs::create_directory_symlink(folder.path() + "/.tmp-backup", folder.path() + "/.tmp-21-step-00000003");
+  std::ofstream(folder.path.string() + "/.tmp-19") << "notes";
+  std::ofstream(folder.path.string() + "/.tmp-20-step-00000003") << "notes";
+  fs::create_directory_symlink(folder.path.string() + "/.tmp-backup",
+                               folder.path.string() + "/.tmp-21-step-00000003");
   (void)Training(folder);
   for (const std::string& name : left)
     CHECK_FALSE(folder.holds(name));

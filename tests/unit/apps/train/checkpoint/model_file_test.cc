@@ -1,6 +1,5 @@
 #include "apps/train/checkpoint/model_file.h"
 
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -14,19 +13,14 @@
 
 #include "apps/train/model/model.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 using namespace ddp::train;
 
 namespace {
 
-class Folder {
- public:
-  Folder() { REQUIRE(mkdtemp(path_) != nullptr); }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return std::string(path_) + "/" + name; }
-
- private:
-  char path_[64] = "/tmp/ddp-model-file-XXXXXX";
+struct Folder : ddp::test::TemporaryDirectory {
+  std::string operator/(const std::string& name) const { return path.string() + '/' + name; }
 };
 
 ThreadPool one_thread(1);
@@ -45,15 +39,15 @@ ddp::Result<> take_any(const Safetensors&) {
 
 }  // namespace
 
-TEST_CASE("a model survives its file bit for bit") {
+TEMPLATE_TEST_CASE("a model survives its file bit for bit", "", float, double) {
   const Folder folder;
-  ConvNet<double> written(1, one_thread), read(1, one_thread);
+  ConvNet<TestType> written(1, one_thread), read(1, one_thread);
   written.initialise(1);
   read.initialise(2);
-  written.running_statistics()[3] = 0.25;
+  written.running_statistics()[3] = TestType(0.25);
   written.batches() = 7;
-  REQUIRE(export_model<double>(folder / "m.safetensors", written).has_value());
-  REQUIRE(import_model<double>(folder / "m.safetensors", read).has_value());
+  REQUIRE(export_model<TestType>(folder / "m.safetensors", written).has_value());
+  REQUIRE(import_model<TestType>(folder / "m.safetensors", read).has_value());
   CHECK(std::ranges::equal(written.parameters(), read.parameters()));
   CHECK(std::ranges::equal(written.running_statistics(), read.running_statistics()));
   CHECK(read.batches() == 7);
@@ -86,16 +80,6 @@ TEST_CASE("a file of a model may lack the number of batches") {
   net.batches() = 5;
   REQUIRE(import_model<double>(folder / "m", net).has_value());
   CHECK(net.batches() == 0);
-}
-
-TEST_CASE("a model of float survives its file bit for bit") {
-  const Folder folder;
-  ConvNet<float> written(1, one_thread), read(1, one_thread);
-  written.initialise(1);
-  read.initialise(2);
-  REQUIRE(export_model<float>(folder / "m.safetensors", written).has_value());
-  REQUIRE(import_model<float>(folder / "m.safetensors", read).has_value());
-  CHECK(std::ranges::equal(written.parameters(), read.parameters()));
 }
 
 TEST_CASE("a file has the umask's mode, and its numbers are aligned") {

@@ -1,7 +1,6 @@
 #include "apps/train/data/dataset.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -11,43 +10,27 @@
 #include <fstream>
 #include <numeric>
 #include <string>
-#include <system_error>
 
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp::train {
 namespace {
 
-/// A temporary directory, removed at the end.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "ddp_idx_XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()));
-    path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ + "/" + name, std::ios::binary) << bytes;
-    return path_ + "/" + name;
-  }
+struct Folder : test::TemporaryDirectory {
   std::string write_gzip(const std::string& name, const std::string& bytes) const {
-    const std::string path = path_ + "/" + name;
-    gzFile file = gzopen(path.c_str(), "wb");
-    gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
-    gzclose(file);
-    return path;
+    const std::string file = path / name;
+    const gzFile packed = gzopen(file.c_str(), "wb");
+    gzwrite(packed, bytes.data(), static_cast<unsigned>(bytes.size()));
+    gzclose(packed);
+    return file;
   }
-  std::string read(const std::string& path) const {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
 };
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 std::string big_endian(std::uint32_t n) {
   return {static_cast<char>(n >> 24), static_cast<char>(n >> 16), static_cast<char>(n >> 8),
@@ -84,8 +67,8 @@ TEST_CASE("an IDX array is read from a plain and from a gzip file") {
 TEST_CASE("a malformed IDX file is refused with the reason") {
   const Folder folder;
   const auto plain = [&](const std::string& bytes) { return folder.write("f", bytes); };
-  CHECK(problem(folder.path() + "/none") == "No such file or directory");
-  CHECK(problem(folder.path()) == "not a regular file");
+  CHECK(problem(folder.path / "none") == "No such file or directory");
+  CHECK(problem(folder.path) == "not a regular file");
   CHECK(problem(plain("")) == "not an IDX file: shorter than its header");
   CHECK(problem(plain("\x01\x02\x03\x04")) == "not an IDX file: it does not begin with two zero bytes");
   CHECK(problem(plain(idx({1}, "abcd", 0x0d))) == "element type 13; only unsigned bytes (8) are read");
@@ -101,7 +84,7 @@ TEST_CASE("a malformed IDX file is refused with the reason") {
 TEST_CASE("a malformed gzip file is refused with the reason, and a false size takes no memory") {
   const Folder folder;
   const std::string path = folder.write_gzip("f.gz", idx({500}, std::string(500, 'x')));
-  const std::string packed = folder.read(path);
+  const std::string packed = content_of(path);
   CHECK(problem(folder.write("g.gz", packed.substr(0, packed.size() - 9))) ==
         "the gzip data ends early; copy the file again");
   std::string broken = packed;
@@ -117,8 +100,8 @@ TEST_CASE("a malformed gzip file is refused with the reason, and a false size ta
 TEST_CASE("gzip members form one file, and other bytes behind the last member are refused") {
   const Folder folder;
   const std::string bytes = idx({500}, std::string(500, 'x'));
-  const std::string packed = folder.read(folder.write_gzip("a.gz", bytes.substr(0, 100))) +
-                             folder.read(folder.write_gzip("b.gz", bytes.substr(100)));
+  const std::string packed = content_of(folder.write_gzip("a.gz", bytes.substr(0, 100))) +
+                             content_of(folder.write_gzip("b.gz", bytes.substr(100)));
   const auto array = read_idx(folder.write("f.gz", packed), 1, 500);
   REQUIRE(array.has_value());
   CHECK(std::string(array->bytes.begin(), array->bytes.end()) == std::string(500, 'x'));
@@ -135,12 +118,12 @@ TEST_CASE("gzip members form one file, and other bytes behind the last member ar
 TEST_CASE("a data directory's errors name file and remedy") {
   const Folder folder;
   const auto wrong = [&] {
-    const auto data = load_data(folder.path(), 0);
+    const auto data = load_data(folder.path, 0);
     REQUIRE_FALSE(data.has_value());
     return data.error().text;
   };
-  const std::string images = folder.path() + "/train-images-idx3-ubyte",
-                    labels = folder.path() + "/train-labels-idx1-ubyte";
+  const std::string images = folder.path / "train-images-idx3-ubyte",
+                    labels = folder.path / "train-labels-idx1-ubyte";
   CHECK(wrong() ==
         images +
             ": no such file, neither plain nor .gz; give a directory with the four MNIST files by --data "
@@ -164,7 +147,7 @@ TEST_CASE("the limit keeps the first training images and all test images") {
   folder.write_gzip("train-labels-idx1-ubyte.gz", idx({3}, {1, 2, 3}));
   folder.write("t10k-images-idx3-ubyte", idx({3, 28, 28}, images));
   folder.write("t10k-labels-idx1-ubyte", idx({3}, {4, 5, 6}));
-  const auto data = load_data(folder.path(), 2);
+  const auto data = load_data(folder.path, 2);
   REQUIRE(data.has_value());
   CHECK(data->training.size() == 2);
   CHECK(data->test.size() == 3);
@@ -287,7 +270,7 @@ TEST_CASE("a truncated gzip file, or one with a flipped bit, gives no other data
   for (std::uint32_t i = 0; i < 40'000; ++i)
     data += static_cast<char>(i / 200 * 7);
   const std::string bytes = idx({static_cast<std::uint32_t>(data.size())}, data);
-  const std::string packed = folder.read(folder.write_gzip("f.gz", bytes));
+  const std::string packed = content_of(folder.write_gzip("f.gz", bytes));
   for (std::size_t cut = 1; cut <= 9; ++cut) {
     INFO("cut by " << cut);
     CHECK(problem(folder.write("g.gz", packed.substr(0, packed.size() - cut)), 1, 40'000) ==

@@ -12,6 +12,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
+#include "tests/support/temporary_directory.h"
 
 using namespace ddp;
 using namespace ddp::train;
@@ -21,24 +22,15 @@ namespace {
 namespace fs = std::filesystem;
 
 /// A folder with libraries, and the environment of a process that looks for them there.
-class Installation {
- public:
-  Installation() {
-    std::string name = (fs::temp_directory_path() / "nccl-library-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    root_ = fs::canonical(name);
-  }
-  ~Installation() { fs::remove_all(root_); }
-  Installation(const Installation&) = delete;
-  Installation& operator=(const Installation&) = delete;
+struct Installation : test::TemporaryDirectory {
+  Installation() { path = fs::canonical(path); }
 
-  std::string path(const std::string& inside) const { return (root_ / inside).string(); }
+  std::string at(const std::string& inside) const { return path / inside; }
   /// Makes a file with its folders, and returns its path.
   std::string add(const std::string& inside) const {
-    fs::create_directories((root_ / inside).parent_path());
-    std::ofstream(root_ / inside) << "x";
-    fs::permissions(root_ / inside, fs::perms::owner_all);
-    return path(inside);
+    const std::string file = write(inside, "x");
+    fs::permissions(file, fs::perms::owner_all);
+    return file;
   }
   /// Returns the files that are found in this folder. The machine may have others.
   std::vector<std::string> found() const {
@@ -46,14 +38,11 @@ class Installation {
       const auto value = variables.find(name);
       return value == variables.end() ? nullptr : value->second.c_str();
     });
-    std::erase_if(all, [this](const std::string& file) { return !file.starts_with(root_.string()); });
+    std::erase_if(all, [this](const std::string& file) { return !file.starts_with(path.string()); });
     return all;
   }
 
   std::map<std::string, std::string> variables;
-
- private:
-  fs::path root_;
 };
 
 constexpr const char* kWheel = "/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2";
@@ -74,14 +63,14 @@ TEST_CASE("NCCL is found in the toolkit, then in the wheels of Python, each file
                     package = all.add("conda/lib/libnccl.so.2");
   const std::string home = all.add(std::string("home/.local") + kWheel);
   all.add("venv/lib/other/site-packages/nvidia/nccl/lib/libnccl.so.2");  // no Python
-  all.variables = {{"CUDA_HOME", all.path("cuda")},
-                   {"CUDA_PATH", all.path("cuda-old")},
-                   {"VIRTUAL_ENV", all.path("venv")},
-                   {"CONDA_PREFIX", all.path("conda")},
-                   {"HOME", all.path("home")}};
+  all.variables = {{"CUDA_HOME", all.at("cuda")},
+                   {"CUDA_PATH", all.at("cuda-old")},
+                   {"VIRTUAL_ENV", all.at("venv")},
+                   {"CONDA_PREFIX", all.at("conda")},
+                   {"HOME", all.at("home")}};
   CHECK(all.found() == std::vector<std::string>{toolkit, other, package, venv, conda, home});
-  all.variables["CUDA_PATH"] = all.path("cuda");
-  all.variables["CONDA_PREFIX"] = all.path("nowhere");
+  all.variables["CUDA_PATH"] = all.at("cuda");
+  all.variables["CONDA_PREFIX"] = all.at("nowhere");
   CHECK(all.found() == std::vector<std::string>{toolkit, venv, home});
 }
 
@@ -90,9 +79,9 @@ TEST_CASE("NCCL is found beside the python3 of PATH and beside the program that 
   one.add("python/bin/python3.12");
   const std::string wheel = one.add(std::string("python") + kWheel);
   const std::string local = one.add("python/local/lib/python3.12/dist-packages/nvidia/nccl/lib/libnccl.so.2");
-  fs::create_directories(one.path("links/bin"));
-  fs::create_symlink(one.path("python/bin/python3.12"), one.path("links/bin/python3"));
-  one.variables = {{"PATH", one.path("none") + ":" + one.path("links/bin")}};
+  fs::create_directories(one.at("links/bin"));
+  fs::create_symlink(one.at("python/bin/python3.12"), one.at("links/bin/python3"));
+  one.variables = {{"PATH", one.at("none") + ":" + one.at("links/bin")}};
   CHECK(one.found() == std::vector<std::string>{wheel, local});
   const std::string beside = one.add(std::string("links") + kWheel);
   CHECK(one.found() == std::vector<std::string>{beside, wheel, local});
@@ -106,13 +95,13 @@ TEST_CASE("a library that cannot be loaded or is not NCCL is passed over for a l
   }
   Installation one;
   one.add("broken/lib64/libnccl.so.2");
-  fs::create_directories(one.path("good/lib64"));
-  fs::copy_file(DDP_FAKE_NCCL, one.path("good/lib64/libnccl.so.2"));
-  ::setenv("CUDA_HOME", one.path("broken").c_str(), 1);
-  ::setenv("CUDA_PATH", one.path("good").c_str(), 1);
+  fs::create_directories(one.at("good/lib64"));
+  fs::copy_file(DDP_FAKE_NCCL, one.at("good/lib64/libnccl.so.2"));
+  ::setenv("CUDA_HOME", one.at("broken").c_str(), 1);
+  ::setenv("CUDA_PATH", one.at("good").c_str(), 1);
   const auto library = NcclLibrary::open("");
   ::unsetenv("CUDA_HOME");
   ::unsetenv("CUDA_PATH");
   REQUIRE(library.has_value());
-  CHECK((*library)->path() == one.path("good/lib64/libnccl.so.2"));
+  CHECK((*library)->path() == one.at("good/lib64/libnccl.so.2"));
 }
