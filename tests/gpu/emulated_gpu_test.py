@@ -26,7 +26,7 @@ def run(program, check, **environment):
 
 class EmulatedGpu(unittest.TestCase):
     def expect_good(self, program, check):
-        done = run(program, check)
+        done = run(program, check, DDP_SHORT_TESTS="1")
         self.assertEqual(done.stderr, "")
         found = json.loads(done.stdout)
         self.assertEqual([figure for figure in found["figures"] if not figure["ok"]], [])
@@ -175,45 +175,35 @@ class EmulatedTrain(unittest.TestCase):
 
     def test_a_resumed_training_has_the_bits_of_an_uninterrupted_one(self):
         def weights(*options):
-            done = self.train("--device", "gpu", "--epochs", "3", *options)
+            done = self.train("--device", "gpu", *options)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             return next(line for line in done.stdout.splitlines() if line.startswith("weights equal"))
-        for dtype in ("float64", "bfloat16"):
-            for optimizer in ("sgd", "adamw"):
-                with self.subTest(dtype=dtype, optimizer=optimizer):
-                    saved = os.path.join(self.place, f"saved-{dtype}-{optimizer}")
-                    hyperparameters = ("--dtype", dtype, "--optimizer", optimizer, "--lr", "0.001")
-                    whole = weights(*hyperparameters)
-                    weights(*hyperparameters, "--max-steps", "7", "--checkpoint-dir", saved, "--checkpoint-every", "3")
-                    self.assertEqual(sorted(os.listdir(saved)), ["step-00000003", "step-00000006", "step-00000007"])
-                    self.assertEqual(weights(*hyperparameters, "--resume", os.path.join(saved, "step-00000006")), whole)
-                    self.assertEqual(weights(*hyperparameters, "--resume", saved), whole)
+        for dtype, optimizer, model in (("float64", "adamw", "convnet"), ("bfloat16", "sgd", "convnet"), ("float64", "sgd", "mlp"),
+                                        ("bfloat16", "adamw", "mlp")):
+            with self.subTest(dtype=dtype, optimizer=optimizer):
+                saved = os.path.join(self.place, f"saved-{dtype}-{optimizer}")
+                hyperparameters = ("--model", model, *(("--mlp-width", "30") if model == "mlp" else ()), "--dtype", dtype, "--optimizer", optimizer,
+                                   "--lr", "0.001", "--epochs", "2")
+                whole = weights(*hyperparameters)
+                weights(*hyperparameters, "--max-steps", "7", "--checkpoint-dir", saved, "--checkpoint-every", "3")
+                self.assertEqual(sorted(os.listdir(saved)), ["step-00000003", "step-00000006", "step-00000007"])
+                self.assertEqual(weights(*hyperparameters, "--resume", os.path.join(saved, "step-00000006")), whole)
+                self.assertEqual(weights(*hyperparameters, "--resume", saved), whole)
 
-    def test_bf16_on_the_cpu_is_refused(self):
-        done = self.train("--device", "cpu", "--dtype", "bfloat16")
-        self.assertEqual((done.returncode, done.stdout, done.stderr),
-                         (2, "", "train: --dtype bfloat16 requires --device gpu\n"))
+    def test_what_a_device_cannot_do_is_refused(self):
+        for options, why in ((("--device", "cpu", "--dtype", "bfloat16"), "--dtype bfloat16 requires --device gpu"),
+                             (("--device", "gpu", "--sync-bn"), "--sync-bn cannot be combined with --device gpu: the GPU normalizes by its own "
+                                                                "rank's batch")):
+            done = self.train(*options)
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (2, "", f"train: {why}\n"))
 
-    def test_sync_bn_is_refused(self):
-        done = self.train("--device", "gpu", "--sync-bn")
-        self.assertEqual((done.returncode, done.stderr),
-                         (2, "train: --sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch\n"))
-
-    def test_a_gpu_that_fails_ends_the_training(self):
-        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="114")
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr.splitlines()[-1], r"^train: cuda_runtime\.h:\d+: a kernel's launch: cudaErrorLaunchFailure "
-                                                       r"\(unspecified launch failure\) of step 2$")
-
-    def test_a_kernel_that_cannot_be_loaded_ends_the_training(self):
-        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="20")
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"^train: cuda_runtime\.h:\d+: a kernel's load: cudaErrorLaunchFailure \(unspecified launch failure\)$")
-
-    def test_a_gpu_without_memory_is_reported_before_the_training(self):
-        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="2")
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"^train: --device gpu: cannot allocate \d+ MiB of GPU memory: cuda_runtime\.cc:\d+: cudaMalloc: ")
+    def test_a_gpu_that_fails_ends_the_training_with_its_call(self):
+        failure = r": cudaErrorLaunchFailure \(unspecified launch failure\)"
+        for call, text in ((114, rf"cuda_runtime\.h:\d+: a kernel's launch{failure} of step 2"), (20, rf"cuda_runtime\.h:\d+: a kernel's load{failure}"),
+                           (2, r"--device gpu: cannot allocate \d+ MiB of GPU memory: cuda_runtime\.cc:\d+: cudaMalloc: .*")):
+            done = self.train("--device", "gpu", FAKE_CUDA_FAIL=str(call))
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr.splitlines()[-1], rf"^train: {text}$")
 
 
 if __name__ == "__main__":
