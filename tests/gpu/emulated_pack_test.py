@@ -33,7 +33,7 @@ class EmulatedPack(unittest.TestCase):
 
     def steps(self, *only, **environment):
         settings = {"DDP_GPU_ONLY": " ".join(only), "DDPLAUNCH_NCCL_LIBRARY": str(LIBRARY), "FAKE_CUDA_GPUS": "1",
-                    "FAKE_CUDA_MIB": "1024", "DDP_GPU_IMAGES": "400", "DDP_GPU_PATIENCE": "6", "DDP_GPU_SECONDS": "600", "DDP_GPU_SMOKE_SECONDS": "600",
+                    "FAKE_CUDA_MIB": "1024", "DDP_GPU_IMAGES": "100", "DDP_GPU_PATIENCE": "6", "DDP_GPU_SECONDS": "600", "DDP_GPU_SMOKE_SECONDS": "600",
                     "FAKE_NCCL_VERSION": "22809", "FAKE_NCCL_DIR": str(self.place / "nccl"), "XDG_STATE_HOME": str(self.place)}
         done = subprocess.run([self.place / "run.sh"], env={**os.environ, **settings, **environment}, capture_output=True, text=True,
                               timeout=700, check=False)
