@@ -294,14 +294,15 @@ TEST_CASE("the bits do not depend on the steps in flight or on the place of the 
   const auto losses = train_epoch(first, images(), 1, 1);
   const auto weights = first.weights();
   const Dataset in_memory = images(), drawn = drawn_images(in_memory);
-  for (const std::size_t most : {1, 2, 4}) {
-    for (const std::uint64_t until_read : {1, 3, 1000}) {
-      for (const Dataset* data : {&in_memory, static_cast<const Dataset*>(&drawn)}) {
-        TestRank other;
-        begin(other, settings_of(other));
-        CHECK(train_epoch(other, *data, most, until_read) == losses);
-        CHECK(same_bits(other.weights(), weights));
-      }
+  using Limits = std::pair<std::size_t, std::uint64_t>;
+  for (const auto& [most, until_read] : {Limits{1, 1000}, {2, 1}, {2, 1000}, {4, 3}, {4, 1000}}) {
+    for (const Dataset* data : {&in_memory, static_cast<const Dataset*>(&drawn)}) {
+      INFO("at most " << most << " in flight, read after " << until_read
+                      << (data == &drawn ? ", drawn" : ""));
+      TestRank other;
+      begin(other, settings_of(other));
+      CHECK(train_epoch(other, *data, most, until_read) == losses);
+      CHECK(same_bits(other.weights(), weights));
     }
   }
 }
@@ -346,35 +347,38 @@ TEST_CASE("the size of the buckets changes no bit, and the sums run beside the b
 TEST_CASE("several batches make one step, with the sums of the ranks in the last one") {
   TestRank cpu;
   std::vector<double> expected;
-  for (const bool from_host : {false, true}) {
-    for (const std::size_t cap : {std::size_t{0}, std::size_t{1}, std::size_t{100'000}}) {  // 0: one rank
-      TestRank rank;
-      TwoEqualRanks sums;
-      DeviceStepSettings settings = settings_of(rank, cap == 0 ? nullptr : &sums);
-      settings.batch = kBatch;
-      settings.batches = 3;
-      if (cap != 0)
-        settings.buckets = plan_buckets(rank.model.parameter_tensors(), 1, sizeof(double), cap, cap);
-      begin(rank, settings);
-      const Dataset held = images(), drawn = drawn_images(held);
-      const Dataset& data = from_host ? drawn : held;
-      for (int epoch = 0; epoch < 6; ++epoch) {  // an epoch is a step of three batches and one of one
-        const auto losses = train_epoch(rank, data, 4, 1000, 1000, 3);
-        if (!from_host && cap == 0) CHECK(largest_difference(losses, train_on_host(cpu, held, 0, 3)) < 1e-9);
-        CHECK(losses.size() == 2);
-      }
-      const auto weights = rank.weights();
-      if (expected.empty()) {
-        CHECK(largest_difference(std::vector(weights.begin(), weights.begin() + ConvNet<double>::kParameters),
-                                 {cpu.model.parameters().begin(), cpu.model.parameters().end()}) < 1e-9);
-        const auto running = cpu.model.running_statistics();
-        CHECK(largest_difference({weights.end() - static_cast<std::ptrdiff_t>(running.size()), weights.end()},
-                                 {running.begin(), running.end()}) < 1e-9);
-        expected = weights;
-      }
-      CHECK(same_bits(weights, expected));
-      CHECK(sums.enqueued == 4 * static_cast<int>(settings.buckets.size()));
+  struct Case {
+    std::size_t cap;  ///< of the buckets; 0: one rank
+    bool from_host;
+  };
+  for (const auto& [cap, from_host] : {Case{0, false}, Case{0, true}, Case{1, false}, Case{100'000, false}}) {
+    INFO("cap " << cap << (from_host ? ", from the host" : ""));
+    TestRank rank;
+    TwoEqualRanks sums;
+    DeviceStepSettings settings = settings_of(rank, cap == 0 ? nullptr : &sums);
+    settings.batch = kBatch;
+    settings.batches = 3;
+    if (cap != 0)
+      settings.buckets = plan_buckets(rank.model.parameter_tensors(), 1, sizeof(double), cap, cap);
+    begin(rank, settings);
+    const Dataset held = images(), drawn = drawn_images(held);
+    const Dataset& data = from_host ? drawn : held;
+    for (int epoch = 0; epoch < 6; ++epoch) {  // an epoch is a step of three batches and one of one
+      const auto losses = train_epoch(rank, data, 4, 1000, 1000, 3);
+      if (!from_host && cap == 0) CHECK(largest_difference(losses, train_on_host(cpu, held, 0, 3)) < 1e-9);
+      CHECK(losses.size() == 2);
     }
+    const auto weights = rank.weights();
+    if (expected.empty()) {
+      CHECK(largest_difference(std::vector(weights.begin(), weights.begin() + ConvNet<double>::kParameters),
+                               {cpu.model.parameters().begin(), cpu.model.parameters().end()}) < 1e-9);
+      const auto running = cpu.model.running_statistics();
+      CHECK(largest_difference({weights.end() - static_cast<std::ptrdiff_t>(running.size()), weights.end()},
+                               {running.begin(), running.end()}) < 1e-9);
+      expected = weights;
+    }
+    CHECK(same_bits(weights, expected));
+    CHECK(sums.enqueued == 4 * static_cast<int>(settings.buckets.size()));
   }
 }
 
