@@ -27,16 +27,16 @@ from tests.support.launch import OWN_PIDS
 
 # Sources of each room, and the programs that test it.
 ROOMS = {
-    "membership": (["rendezvous/membership/*.cc"], ["unit_ranks", "unit_supervisor"]),
+    "membership": (["rendezvous/membership/*.cc"], ["unit_membership", "unit_supervisor"]),
     "supervisor": (["launcher/supervisor/*.cc"], ["unit_supervisor", "sim_survivors"]),
-    "agent_core": (["launcher/agent_core/*.cc"], ["unit_agent_core", "unit_node_facts", "unit_check", "sim_survivors"]),
+    "agent_core": (["launcher/agent_core/*.cc"], ["unit_agent_core", "sim_survivors"]),
     "root_cause": (["launcher/report/*.cc"], ["unit_report", "unit_supervisor"]),
     "store": (["rendezvous/store/*.cc"], ["unit_store"]),
     "keeper": (["launcher/keeper/*.cc"],
                ["unit_keeper", "process_process_tree_test", "process_process_tree_old_kernel", "process_cgroup_test",
                 "process_attempt_tree_test", "process_stuck_process_test", "process_keeper_test", "process_worker_group_test"]),
     "lines": (["launcher/lines/*.cc"], ["unit_lines"]),
-    "output": (["launcher/output/*.cc"], ["unit_job_files", "unit_console"]),
+    "output": (["launcher/output/*.cc"], ["unit_output"]),
     "hang": (["launcher/hang/*.cc"], ["unit_hang", "unit_supervisor"]),
     "schedule": (["apps/train/schedule/*.cc"], ["unit_train"]),
     "checkpoint": (["apps/train/checkpoint/*.cc"], ["unit_train_engine"]),

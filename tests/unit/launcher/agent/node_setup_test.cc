@@ -140,3 +140,106 @@ TEST_CASE("background processes of scripts are not waited for") {
 }
 
 }  // namespace ddp::launcher
+
+namespace ddp::launcher {
+namespace {
+
+using Texts = std::vector<std::string>;
+using namespace std::string_literals;
+
+TEST_CASE("The prelude sets values verbatim and restores the locale") {
+  CHECK(setup_prelude({{"A", "it's\n$x"}, {"B", ""}}, {{"A", "2"}}) ==
+        "ddp_lc=${LC_ALL+x}${LC_ALL-}\nexport LC_ALL=C\nexport A='2'\nexport B=''\n"
+        "case $ddp_lc in x*) LC_ALL=${ddp_lc#x} ;; *) unset LC_ALL ;; esac\nunset ddp_lc\n");
+  CHECK(setup_prelude({{"Q", "a'b''"}}, {}).find("export Q='a'\\''b'\\'''\\'''\n") != std::string::npos);
+  CHECK(setup_prelude({{"LC_ALL", "de_DE.UTF-8"}}, {}) ==
+        "ddp_lc=${LC_ALL+x}${LC_ALL-}\nexport LC_ALL=C\nexport LC_ALL='de_DE.UTF-8'\nunset ddp_lc\n");
+}
+
+TEST_CASE("The prelude omits variables that a shell would refuse or interpret") {
+  const std::string script = setup_prelude({{"SHELLOPTS", "xtrace"},
+                                            {"UID", "0"},
+                                            {"IFS", ":"},
+                                            {"a.b", "1"},
+                                            {"1A", "1"},
+                                            {"x%%", "1"},
+                                            {"_", "1"}},
+                                           {});
+  CHECK(script.find("xtrace") == std::string::npos);
+  CHECK(script.find("='1'") == std::string::npos);
+  CHECK(script.find("export UID") == std::string::npos);
+}
+
+TEST_CASE("A forwarded PATH comes before the node's own, an explicit one replaces it") {
+  const std::string forwarded = setup_prelude({{"PATH", "/a"}}, {});
+  CHECK(forwarded.find("ddp_path=$PATH\nexport PATH='/a'\n") != std::string::npos);
+  CHECK(forwarded.find("for ddp_d in $ddp_path") != std::string::npos);
+  const std::string given = setup_prelude({{"PATH", "/a"}}, {{"PATH", "/b"}});
+  CHECK(given.find("export PATH='/b'\n") != std::string::npos);
+  CHECK(given.find("ddp_path") == std::string::npos);
+  CHECK(given.find("/a") == std::string::npos);
+}
+
+TEST_CASE("The result keeps the shell's own variables, and names that a shell does not pass on") {
+  const EnvVars before = {{"PWD", "/was"}, {"a.b", "kept"}, {"A", "1"}, {"BASH_FUNC_m%%", "() { :; }"}};
+  CHECK(setup_result("A=2\0PWD=/\0SHLVL=1\0_=/usr/bin/env\0N=x=y\nz\0OLDPWD=/\0BASH_FUNC_m%%=() { new; }\0"s,
+                     before) ==
+        EnvVars{
+            {"A", "2"}, {"N", "x=y\nz"}, {"BASH_FUNC_m%%", "() { new; }"}, {"PWD", "/was"}, {"a.b", "kept"}});
+  CHECK(setup_result("no equals sign\0=x\0"s, {}).empty());
+}
+
+TEST_CASE("No script runs where a shell ignores set -e") {
+  CHECK(setup_command(1, 3) ==
+        "command printf . >&3\n"
+        ". /proc/self/fd/4\ncase $? in 0) ;; *) exit $? ;; esac\ncommand printf . >&3\n"
+        ". /proc/self/fd/5\ncase $? in 0) ;; *) exit $? ;; esac\ncommand printf . >&3\n"
+        "command -p env -0 >&3");
+}
+
+TEST_CASE("The marks show which script ended the shell") {
+  const EnvVars before = {{"A", "1"}};
+  const auto text = [&](std::string_view dump, std::size_t scripts, bool success, const char* how) {
+    const auto verdict = setup_verdict(dump, scripts, {success, how, "; it printed nothing"}, before);
+    return verdict ? std::string("well") : verdict.error().text;
+  };
+  CHECK(setup_verdict("...A=2\0"s, 1, {true, "exited 0", ""}, before).value() == EnvVars{{"A", "2"}});
+  CHECK(text("..", 1, false, "exited 4") == "--setup failed: its shell exited 4; it printed nothing");
+  CHECK(text("....", 3, false, "exited 4") ==
+        "--setup failed: its shell exited 4 in script 3 of 3; it printed nothing");
+  CHECK(text("..", 1, true, "exited 0") ==
+        "--setup ended its shell (exit 0), so its variables are lost; remove the exit or exec");
+  CHECK(text("...", 2, true, "exited 0") ==
+        "--setup ended its shell (exit 0) in script 2 of 2, so its variables are lost; remove the exit or "
+        "exec");
+  CHECK(text("...", 1, false, "exited 125") ==  // exit code of env itself
+        "--setup failed: its shell exited 125; it printed nothing");
+  for (const bool success : {true, false}) {
+    CHECK(text("", 1, success, "exited 1") ==
+          "--setup did not start: the login shell that runs it exited 1 while it read the profile "
+          "(/etc/profile, ~/.bash_profile, ~/.profile and the files that they read); run exec or exit there "
+          "in interactive shells only; it printed nothing");
+  }
+}
+
+TEST_CASE("Output is split into printable lines") {
+  Texts lines;
+  SetupOutput output([&](const std::string& line) { lines.push_back(line); });
+  CHECK(output.last_lines() == "; it printed nothing");
+  output.feed("one\r\ntw");
+  output.feed("o\x1b[31m\n" + std::string(500, 'x') + "\n\nlast");
+  output.end();
+  CHECK(lines == Texts{"one", "two?[31m", std::string(400, 'x') + "...", "", "last"});
+  output.feed("/proc/self/fd/5: line 2: x: command not found\n/proc/self/fd/5\n");
+  CHECK(lines[5] == "line 2: x: command not found");
+  for (int i = 0; i < 600; ++i)
+    output.feed(std::to_string(i) + "\n");
+  CHECK(lines.size() == SetupOutput::kMostLines + 1);
+  CHECK(lines.back() == "(more than 500 lines; the rest is not shown)");
+  const std::string last = output.last_lines();
+  CHECK(last.starts_with("; its last lines:\n  580\n  581\n"));
+  CHECK(last.ends_with("\n  599"));
+}
+
+}  // namespace
+}  // namespace ddp::launcher

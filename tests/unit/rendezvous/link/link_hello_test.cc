@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/unit/rendezvous/link/client_hello_bytes.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -89,6 +90,333 @@ TEST_CASE("a host's name becomes the name of a link") {
   CHECK(is_link_name("-"));
   CHECK_FALSE(is_link_name(""));
   CHECK_FALSE(is_link_name("a b"));
+}
+
+using test::HelloBytes;
+
+/// Returns why a hello is not ddplaunch's; "offer" if it is.
+std::string verdict(const HelloBytes& hello) {
+  const std::string record = hello.record();
+  const ParsedClientHello parsed = parse_client_hello(record);
+  if (!parsed.identity.empty()) return "offer";
+  return parsed.refusal == LinkRefusal::kOtherTls ? std::string(parsed.why) : "not TLS";
+}
+
+bool needs_more(std::string_view bytes) {
+  const ParsedClientHello parsed = parse_client_hello(bytes);
+  return parsed.identity.empty() && !parsed.refusal;
+}
+
+TEST_CASE("a valid hello gives its identity for any chunking") {
+  const HelloBytes hello;
+  const std::string record = hello.record();
+  const ParsedClientHello parsed = parse_client_hello(record);
+  REQUIRE(!parsed.identity.empty());
+  CHECK(parsed.identity == hello.identity);
+  for (std::size_t size = 0; size < record.size(); ++size) {
+    INFO(size);
+    CHECK(needs_more(std::string_view(record).substr(0, size)));
+  }
+}
+
+TEST_CASE("a hello that weakens the link is refused before TLS reads it") {
+  HelloBytes old;
+  old.versions = test::number(0x0303, 2);
+  CHECK(verdict(old) == "it offers no TLS 1.3");
+  HelloBytes both;
+  both.versions = test::number(0x03040303, 4);
+  CHECK(verdict(both) == "offer");
+  HelloBytes suite;
+  suite.suites = test::number(0x1302, 2);
+  CHECK(verdict(suite) == "it does not offer TLS_AES_128_GCM_SHA256");
+  HelloBytes no_dhe;
+  no_dhe.modes = test::number(0, 1);
+  CHECK(verdict(no_dhe) == "it offers a key without Diffie-Hellman");
+  HelloBytes early;
+  early.more = HelloBytes::extension(42, "");
+  CHECK(verdict(early) == "it sends early data");
+  HelloBytes no_key;
+  no_key.offers_key = false;
+  CHECK(verdict(no_key) == "it offers no key");
+  HelloBytes two;
+  two.keys = 2;
+  CHECK(verdict(two) == "it offers more than one key");
+  HelloBytes none;
+  none.keys = 0;
+  CHECK(verdict(none) == "its hello is malformed");
+  HelloBytes compressed;
+  compressed.compressions = test::number(1, 1);
+  CHECK(verdict(compressed) == "its hello is malformed");
+  HelloBytes binder;
+  binder.binder = std::string(48, 'b');
+  CHECK(verdict(binder) == "its hello is malformed");
+  HelloBytes behind;
+  behind.after = HelloBytes::extension(0, "");
+  CHECK(verdict(behind) == "its hello is malformed");
+}
+
+TEST_CASE("a hello is limited in size") {
+  HelloBytes big;
+  big.identity = std::string(kMaxClientHello, 'x');
+  CHECK(verdict(big) == "its hello is longer than a hello of ddplaunch");
+  // The first five bytes decide; the parser waits for nothing.
+  CHECK(parse_client_hello(big.record().substr(0, 5)).refusal == LinkRefusal::kOtherTls);
+  const std::string two = HelloBytes().record() + "x";
+  CHECK(parse_client_hello(two).why == "it does not wait for an answer");
+  const std::string bare =
+      test::number(0x160301, 3) + test::sized(2, test::number(1, 1) + test::sized(3, "abc"));
+  CHECK(parse_client_hello(bare).why == "it is not TLS 1.3");
+}
+
+TEST_CASE("every length field is checked") {
+  const std::string good = HelloBytes().record();
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    for (const unsigned char value : {0x00, 0x01, 0x7f, 0xff}) {
+      std::string bytes = good;
+      bytes[i] = static_cast<char>(value);
+      const ParsedClientHello parsed = parse_client_hello(bytes);
+      if (!parsed.identity.empty()) CHECK(parsed.identity.size() < bytes.size());
+    }
+  }
+}
+
+TEST_CASE("bytes that are no TLS are recognized") {
+  CHECK(parse_client_hello("GET / HTTP/1.1\r\n").refusal == LinkRefusal::kHttp);
+  CHECK(parse_client_hello("PRI * HTTP/2.0\r\n").refusal == LinkRefusal::kHttp);
+  CHECK(needs_more("GE"));
+  CHECK(parse_client_hello("GX").refusal == LinkRefusal::kPlain);
+  CHECK(parse_client_hello("SSH-2.0-OpenSSH_9.2\r\n").refusal == LinkRefusal::kPlain);
+  CHECK(parse_client_hello(std::string_view("\0", 1)).refusal == LinkRefusal::kPlain);  // PyTorch's store
+  CHECK(needs_more("\x16"));
+  CHECK(parse_client_hello("\x16\x02").refusal == LinkRefusal::kPlain);
+  CHECK(needs_more(""));
+}
+
+TEST_CASE("a refused master is pointed to the daemon, not to the job's master") {
+  const LinkSide here{"gpu01:29499", "the token file /t", "3f9a2c", "job1", LinkRole::kMaster};
+  CHECK(join_refusal_text(LinkRefusal::kPlain, here) ==
+        "the program that answers at gpu01:29499 is not ddplaunchd --listen. Check the port: port= in the "
+        "hostfile, or "
+        "--daemon-port");
+  CHECK(join_refusal_text(LinkRefusal::kOtherLink, here) ==
+        "gpu01:29499 runs ddplaunch with another version of the link protocol. Install the same version on "
+        "all nodes, "
+        "and "
+        "restart the daemon");
+}
+
+TEST_CASE("an alert carries the refusal from the listening to the joining side") {
+  for (const LinkRefusal refusal :
+       {LinkRefusal::kTokenDiffers, LinkRefusal::kOtherJob, LinkRefusal::kOtherRole, LinkRefusal::kOtherLink,
+        LinkRefusal::kOtherTls}) {
+    const std::string record = alert_record(refusal);
+    REQUIRE(record.size() == 7);
+    CHECK(refusal_of(static_cast<std::uint8_t>(record.back())) == refusal);
+  }
+  CHECK(refusal_of(47) == LinkRefusal::kTokenDiffers);  // as OpenSSL reports it
+  CHECK_FALSE(refusal_of(80).has_value());
+  CHECK(alert_record(LinkRefusal::kHttp).empty());
+}
+
+TEST_CASE("the joining side reports who has which value, and the remedy") {
+  const LinkSide here{"gpu01:29400 (10.0.0.2)", "DDPLAUNCH_TOKEN", "3f9a2c", "job1"};
+  CHECK(join_refusal_text(LinkRefusal::kTokenDiffers, here) ==
+        "the token differs: gpu01:29400 (10.0.0.2) has another token than this node, which uses "
+        "DDPLAUNCH_TOKEN (check 3f9a2c). The other side's log names the source and the check of its token. "
+        "Give both sides the same token: the same DDPLAUNCH_TOKEN, or the same --token-file");
+  CHECK(
+      join_refusal_text(LinkRefusal::kOtherJob, here) ==
+      "gpu01:29400 (10.0.0.2) does not run job job1: the address is another job's, or this node has another "
+      "--job-id. Use the same --job-id on all nodes, and the MASTER_ADDR and MASTER_PORT of this job");
+}
+
+TEST_CASE("the listening side reports peer, claim and error text") {
+  const LinkSide here{"the control port 29400", "the file /run/token", "71b2d0"};
+  CHECK(refusal_line(LinkRefusal::kTokenDiffers, "10.0.0.3",
+                     LinkIdentity{LinkRole::kAgent, "job1", "gpu02", {}}, "", here) ==
+        "refused 10.0.0.3 (node gpu02, job job1): its token differs from ours (the file /run/token, check "
+        "71b2d0)");
+  CHECK(refusal_line(LinkRefusal::kHttp, "10.0.0.9", std::nullopt,
+                     printable_start("GET /metrics HTTP/1.1\r\nHost: x"), here) ==
+        "10.0.0.9 sent HTTP to the control port 29400: \"GET /metrics HTTP/1.1\", which is not a web server "
+        "or proxy; closed");
+}
+
+TEST_CASE("bytes of an unknown peer are shown as printable text") {
+  CHECK(printable_start(std::string_view("\x1b[2J\0\xff", 6)) == "\".[2J..\"");
+  CHECK(printable_start(std::string(100, 'x')).size() == 42);
+  CHECK(printable_start("one\ntwo") == "\"one\"");
+}
+
+using namespace std::chrono_literals;
+using Time = AdmissionLimiter::Time;
+
+AdmissionLimits small() {
+  AdmissionLimits limits;
+  limits.waiting = 4;
+  limits.silent_per_address = 3;
+  limits.deadline = 10s;
+  limits.grace = 1s;
+  limits.failures = 3;
+  limits.window = 10s;
+  limits.ban = 2s;
+  return limits;
+}
+
+TEST_CASE("one address cannot exceed its share") {
+  AdmissionLimiter limiter(small());
+  const Time now{};
+  CHECK_FALSE(limiter.admit(1, "a", now));
+  CHECK_FALSE(limiter.admit(2, "a", now));
+  CHECK_FALSE(limiter.admit(3, "a", now));
+  CHECK(limiter.admit(4, "a", now) == LinkRefusal::kTooMany);
+  CHECK_FALSE(limiter.admit(5, "b", now));
+  CHECK(limiter.full());
+  limiter.ended(2);
+  limiter.ended(2);
+  CHECK_FALSE(limiter.full());
+  CHECK_FALSE(limiter.admit(6, "a", now));
+  CHECK(limiter.waiting() == 4);
+}
+
+TEST_CASE("silent connections of one address cannot keep others of this address out") {
+  AdmissionLimiter limiter(small());
+  const Time start{};
+  (void)limiter.admit(1, "a", start);
+  (void)limiter.admit(2, "b", start);
+  (void)limiter.admit(3, "a", start + 100ms);
+  limiter.greeted(1);
+  (void)limiter.admit(4, "a", start + 200ms);
+  limiter.ended(1);
+  (void)limiter.admit(5, "a", start + 300ms);
+  CHECK(limiter.full());
+  CHECK(limiter.take_overdue(start + 300ms).empty());
+  limiter.ended(2);
+  // No connection of this address is older than the grace period yet.
+  CHECK(limiter.admit(6, "a", start + 1099ms) == LinkRefusal::kTooMany);
+  CHECK(limiter.next_turn() == start + 10'100ms);
+  // Each later connection takes the place of the oldest.
+  CHECK_FALSE(limiter.admit(7, "a", start + 1100ms));
+  CHECK(limiter.next_turn() < start);
+  CHECK_FALSE(limiter.admit(8, "a", start + 1200ms));
+  CHECK(limiter.admit(9, "a", start + 1200ms) == LinkRefusal::kTooMany);
+  CHECK(limiter.waiting() == 3);
+  const auto overdue = limiter.take_overdue(start + 1200ms);
+  REQUIRE(overdue.size() == 2);
+  CHECK(overdue[0].id == 3);
+  CHECK(overdue[0].why == LinkRefusal::kEvicted);
+  CHECK(overdue[1].id == 4);
+  limiter.ended(3);  // a later event for it changes nothing
+  CHECK(limiter.waiting() == 3);
+  CHECK(limiter.next_turn() == start + 10'300ms);
+}
+
+TEST_CASE("a connection with a valid hello counts globally, not in its address's share") {
+  AdmissionLimiter limiter(small());
+  const Time now{};
+  for (AdmissionLimiter::Id id = 1; id <= 4; ++id) {
+    CHECK_FALSE(limiter.admit(id, "a", now));
+    limiter.greeted(id);
+    limiter.greeted(id);
+  }
+  CHECK(limiter.full());
+  for (AdmissionLimiter::Id id = 1; id <= 4; ++id)
+    limiter.ended(id);
+  limiter.greeted(1);
+  for (AdmissionLimiter::Id id = 5; id <= 7; ++id)
+    CHECK_FALSE(limiter.admit(id, "a", now));
+  CHECK(limiter.admit(8, "a", now) == LinkRefusal::kTooMany);
+}
+
+TEST_CASE("connections that do not authenticate in time are closed, oldest first") {
+  AdmissionLimiter limiter(small());
+  const Time start{};
+  CHECK_FALSE(limiter.next_turn());
+  (void)limiter.admit(1, "a", start);
+  (void)limiter.admit(2, "b", start + 1s);
+  CHECK(limiter.next_turn() == start + 10s);
+  CHECK(limiter.take_overdue(start + 9s).empty());
+  const auto overdue = limiter.take_overdue(start + 10s);
+  REQUIRE(overdue.size() == 1);
+  CHECK(overdue[0].id == 1);
+  CHECK(overdue[0].why == LinkRefusal::kSilent);
+  CHECK(limiter.next_turn() == start + 11s);
+}
+
+TEST_CASE("when full, the oldest connection of the busiest address is closed after its grace") {
+  AdmissionLimiter limiter(small());
+  const Time start{};
+  (void)limiter.admit(1, "honest", start);
+  (void)limiter.admit(2, "flood", start + 100ms);
+  (void)limiter.admit(3, "flood", start + 200ms);
+  CHECK(limiter.next_turn() == start + 10s);
+  (void)limiter.admit(4, "flood", start + 300ms);
+  CHECK(limiter.full());
+  CHECK(limiter.next_turn() == start + 1100ms);
+  CHECK(limiter.take_overdue(start + 1s).empty());
+  const auto overdue = limiter.take_overdue(start + 1100ms);
+  REQUIRE(overdue.size() == 1);
+  CHECK(overdue[0].id == 2);
+  CHECK(overdue[0].why == LinkRefusal::kEvicted);
+  CHECK_FALSE(limiter.full());
+}
+
+TEST_CASE("a valid hello gives more time, and is closed after silent connections") {
+  AdmissionLimiter limiter(small());
+  const Time start{};
+  for (AdmissionLimiter::Id id = 1; id <= 3; ++id) {
+    (void)limiter.admit(id, "a", start);
+    limiter.greeted(id);
+  }
+  (void)limiter.admit(4, "b", start);
+  REQUIRE(limiter.take_overdue(start + 1s).size() == 1);
+  (void)limiter.admit(5, "b", start + 1s);
+  limiter.greeted(5);
+  CHECK(limiter.next_turn() == start + 8s);
+  const auto overdue = limiter.take_overdue(start + 8s);
+  REQUIRE(overdue.size() == 1);
+  CHECK(overdue[0].id == 1);
+}
+
+TEST_CASE("an address with repeated failures is closed unread for a while") {
+  AdmissionLimiter limiter(small());
+  const Time start{};
+  limiter.failed("a", start);
+  limiter.failed("a", start + 11s);  // the first failure has expired
+  limiter.failed("a", start + 12s);
+  CHECK_FALSE(limiter.admit(1, "a", start + 12s));
+  limiter.failed("a", start + 13s);
+  CHECK(limiter.admit(2, "a", start + 13s) == LinkRefusal::kTooMany);
+  CHECK_FALSE(limiter.admit(3, "b", start + 13s));
+  CHECK_FALSE(limiter.admit(4, "a", start + 15s));
+}
+
+TEST_CASE("the memory of failures is bounded") {
+  AdmissionLimiter limiter(small());
+  const Time start{};
+  for (int i = 0; i < 10'000; ++i)
+    limiter.failed("address" + std::to_string(i), start);
+  for (int i = 0; i < 3; ++i)
+    limiter.failed("late", start + 20s);  // expired failures make room
+  CHECK(limiter.admit(1, "late", start + 20s) == LinkRefusal::kTooMany);
+}
+
+TEST_CASE("the log of refusals is limited, and reports the omitted ones") {
+  RefusalLog log;
+  const Time start{};
+  const auto pass = [&](const std::string& address, Time now) {
+    return log.pass(LinkRefusal::kHttp, address, "line of " + address, now);
+  };
+  CHECK(pass("a", start + 100s) == "line of a");
+  CHECK_FALSE(pass("a", start + 101s));
+  CHECK_FALSE(pass("a", start + 102s));
+  CHECK(log.pass(LinkRefusal::kPlain, "a", "other", start + 103s) == "other");
+  CHECK(pass("b", start + 104s) == "line of b (2 more of this kind were not logged)");
+  std::size_t lines = 0;
+  for (int i = 0; i < 1000; ++i)
+    lines += pass("c" + std::to_string(i), start + 105s).has_value() ? 1 : 0;
+  CHECK(lines == RefusalLog::kLines - 3);
+  CHECK(pass("a", start + 160s) == "line of a (983 more of this kind were not logged)");
 }
 
 }  // namespace
