@@ -16,13 +16,14 @@
 #include "base/unique_fd.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp {
 namespace {
 
 TEST_CASE("bytes that were written are read again, whole or only their start") {
-  const std::string path =
-      std::filesystem::temp_directory_path() / ("file_bytes." + std::to_string(::getpid()));
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path / "file";
   const std::string bytes = "first\nsecond" + std::string(100'000, 'x');
   {
     const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
@@ -31,7 +32,6 @@ TEST_CASE("bytes that were written are read again, whole or only their start") {
   CHECK(first_line(path) == "first");
   CHECK(read_start(path, 7) == "first\ns");
   CHECK(read_start(path, 1'000'000) == bytes);
-  std::filesystem::remove(path);
 }
 
 TEST_CASE("a file that cannot be read is empty, and a failed write names the path") {
@@ -68,17 +68,12 @@ extern "C" dirent64* readdir64(DIR* directory) {
 
 namespace fs = std::filesystem;
 
-struct Directory {
+struct Directory : test::TemporaryDirectory {
   Directory() {
-    fs::create_directories(path);
     for (const char* name : {"a", "b", "c"})
-      std::ofstream(path / name) << name;
+      write(name, name);
   }
-  ~Directory() {
-    entries_left = -1;
-    fs::remove_all(path);
-  }
-  fs::path path = fs::temp_directory_path() / ("ddp-list-" + std::to_string(::getpid()));
+  ~Directory() { entries_left = -1; }
 };
 
 TEST_CASE("a pipe has two ends that no program inherits, or an error that says what it is for") {

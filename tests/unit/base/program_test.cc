@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp {
 namespace {
@@ -94,22 +95,13 @@ TEST_CASE("a missing file is an error") {
 }
 
 /// The files bin/tool (a program), data/tool (a plain file) and dirs/tool (a directory).
-class Tree {
- public:
+struct Tree : test::TemporaryDirectory {
   Tree() {
-    REQUIRE(mkdtemp(root_.data()) != nullptr);
-    for (const char* name : {"/bin", "/data", "/dirs", "/dirs/tool"})
-      std::filesystem::create_directory(root_ + name);
-    std::ofstream(root_ + "/bin/tool") << "#!/bin/sh\n";
-    std::ofstream(root_ + "/data/tool") << "text\n";
-    chmod((root_ + "/bin/tool").c_str(), 0755);
-    chmod((root_ + "/data/tool").c_str(), 0644);
+    std::filesystem::create_directories(at("/dirs/tool"));
+    chmod(write("bin/tool", "#!/bin/sh\n").c_str(), 0755);
+    chmod(write("data/tool", "text\n").c_str(), 0644);
   }
-  ~Tree() { std::filesystem::remove_all(root_); }
-  std::string at(const std::string& name) const { return root_ + name; }
-
- private:
-  std::string root_ = "/tmp/ddp_find_XXXXXX";
+  std::string at(const std::string& name) const { return path.string() + name; }
 };
 
 std::string found(std::string_view name, std::optional<std::string_view> path, std::string_view cwd = {}) {
@@ -118,16 +110,14 @@ std::string found(std::string_view name, std::optional<std::string_view> path, s
 }
 
 TEST_CASE("a companion program is in libexec of an installation, else in the directory itself") {
-  std::string root = "/tmp/ddp_companion_XXXXXX";
-  REQUIRE(mkdtemp(root.data()) != nullptr);
-  const std::string bin = root + "/bin";
+  const test::TemporaryDirectory directory;
+  const std::string root = directory.path, bin = root + "/bin";
   CHECK(companion_program(bin, "train") == bin + "/train");
   std::filesystem::create_directories(root + "/libexec/ddplaunch");
   CHECK(companion_program(bin, "train") == bin + "/train");
-  std::ofstream(root + "/libexec/ddplaunch/train") << "#!/bin/sh\n";
+  directory.write("libexec/ddplaunch/train", "#!/bin/sh\n");
   CHECK(companion_program(bin, "train") == root + "/libexec/ddplaunch/train");
   CHECK(companion_program(bin, "ddplaunch-listen") == bin + "/ddplaunch-listen");
-  std::filesystem::remove_all(root);
 }
 
 TEST_CASE("a program is searched as execvp does") {
@@ -188,29 +178,12 @@ TEST_CASE("a missing program is an error that names the searched places") {
         "cannot execute './gone': " + tree.at("/data") + "/./gone: No such file or directory");
 }
 
-namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
 
-/// A directory with the files of another machine.
-class FakeRoot {
- public:
-  FakeRoot() {
-    std::string pattern = (fs::temp_directory_path() / "ddp_gpus_XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()));
-    path_ = pattern;
-  }
-  ~FakeRoot() { fs::remove_all(path_); }
-  FakeRoot(const FakeRoot&) = delete;
-  FakeRoot& operator=(const FakeRoot&) = delete;
-
-  void file(const std::string& name, const std::string& text = "") {
-    fs::create_directories(fs::path(path_ + name).parent_path());
-    std::ofstream(path_ + name) << text;
-  }
-  Names gpus(const char* visible) const { return visible_gpus(visible, path_ + "/proc", path_ + "/dev"); }
-
- private:
-  std::string path_;
+/// The files of another machine.
+struct FakeRoot : test::TemporaryDirectory {
+  void file(const std::string& name, const std::string& text = "") const { write(name, text); }
+  Names gpus(const char* visible) const { return visible_gpus(visible, path / "proc", path / "dev"); }
 };
 
 TEST_CASE("GPUs are those of CUDA_VISIBLE_DEVICES, else of the driver, else of device files") {

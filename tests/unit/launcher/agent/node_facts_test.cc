@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 using namespace ddp;
 using namespace ddp::launcher;
@@ -16,27 +17,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A directory with the files of another machine.
-class FakeRoot {
- public:
-  FakeRoot() {
-    std::string pattern = (fs::temp_directory_path() / "ddp_facts_XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()));
-    path_ = pattern;
-  }
-  ~FakeRoot() { fs::remove_all(path_); }
-  FakeRoot(const FakeRoot&) = delete;
-  FakeRoot& operator=(const FakeRoot&) = delete;
-
-  void file(const std::string& name, const std::string& text) {
-    fs::create_directories(fs::path(path_ + name).parent_path());
-    std::ofstream(path_ + name) << text;
-  }
-  const std::string& path() const { return path_; }
-  std::uint32_t quota() const { return facts::cpu_quota(path_ + "/proc", path_); }
-
- private:
-  std::string path_;
+/// The files of another machine.
+struct FakeRoot : ddp::test::TemporaryDirectory {
+  std::uint32_t quota() const { return facts::cpu_quota(path / "proc", path); }
 };
 
 const char* const kV2Mount =
@@ -46,66 +29,66 @@ const char* const kV2Mount =
 
 TEST_CASE("the quota of cgroup v2 is the tightest of the group and its ancestors, rounded up") {
   FakeRoot root;
-  root.file("/proc/self/mountinfo", kV2Mount);
-  root.file("/proc/self/cgroup", "0::/user.slice/job.scope\n");
+  root.write("proc/self/mountinfo", kV2Mount);
+  root.write("proc/self/cgroup", "0::/user.slice/job.scope\n");
   CHECK(root.quota() == 0);
-  root.file("/sys/fs/cgroup/user.slice/job.scope/cpu.max", "max 100000\n");
+  root.write("sys/fs/cgroup/user.slice/job.scope/cpu.max", "max 100000\n");
   CHECK(root.quota() == 0);
-  root.file("/sys/fs/cgroup/user.slice/cpu.max", "250000 100000\n");
+  root.write("sys/fs/cgroup/user.slice/cpu.max", "250000 100000\n");
   CHECK(root.quota() == 3);
-  root.file("/sys/fs/cgroup/user.slice/job.scope/cpu.max", "50000 100000\n");
+  root.write("sys/fs/cgroup/user.slice/job.scope/cpu.max", "50000 100000\n");
   CHECK(root.quota() == 1);
 }
 
 TEST_CASE("the quota of cgroup v1 counts beside a v2 mount without the controller") {
   FakeRoot root;
-  root.file("/proc/self/mountinfo",
-            "33 23 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
-            "34 23 0:30 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
-            "41 23 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
-  root.file("/proc/self/cgroup", "4:cpuset:/\n3:cpu,cpuacct:/batch\n0::/\n");
-  root.file("/sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_quota_us", "400000\n");
-  root.file("/sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_period_us", "100000\n");
+  root.write("proc/self/mountinfo",
+             "33 23 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+             "34 23 0:30 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
+             "41 23 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+  root.write("proc/self/cgroup", "4:cpuset:/\n3:cpu,cpuacct:/batch\n0::/\n");
+  root.write("sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_quota_us", "400000\n");
+  root.write("sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_period_us", "100000\n");
   CHECK(root.quota() == 4);
-  root.file("/sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_quota_us", "-1\n");
+  root.write("sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_quota_us", "-1\n");
   CHECK(root.quota() == 0);
 }
 
 TEST_CASE("a group outside of what the mounts show has no known quota") {
   FakeRoot root;
-  root.file("/proc/self/mountinfo", kV2Mount);
-  root.file("/proc/self/cgroup", "0::/../other\n");
-  root.file("/sys/fs/cgroup/cpu.max", "100000 100000\n");
+  root.write("proc/self/mountinfo", kV2Mount);
+  root.write("proc/self/cgroup", "0::/../other\n");
+  root.write("sys/fs/cgroup/cpu.max", "100000 100000\n");
   CHECK(root.quota() == 0);
 }
 
 TEST_CASE("inside a container the mount shows the process' own group as its top") {
   FakeRoot root;
-  root.file("/proc/self/mountinfo", "33 23 0:29 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n");
-  root.file("/proc/self/cgroup", "3:cpu:/docker/abc\n");
-  root.file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "200000\n");
-  root.file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  root.write("proc/self/mountinfo", "33 23 0:29 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n");
+  root.write("proc/self/cgroup", "3:cpu:/docker/abc\n");
+  root.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "200000\n");
+  root.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
   CHECK(root.quota() == 2);
 }
 
 TEST_CASE("malformed files mean no quota") {
   FakeRoot root;
   CHECK(root.quota() == 0);
-  root.file("/proc/self/mountinfo", std::string("garbage\n") + kV2Mount);
-  root.file("/proc/self/cgroup", "0::/../outside\nnonsense\n");
-  root.file("/sys/fs/cgroup/cpu.max", "lots 0\n");
+  root.write("proc/self/mountinfo", std::string("garbage\n") + kV2Mount);
+  root.write("proc/self/cgroup", "0::/../outside\nnonsense\n");
+  root.write("sys/fs/cgroup/cpu.max", "lots 0\n");
   CHECK(root.quota() == 0);
 }
 
 TEST_CASE("hyperthreads count as one core") {
   FakeRoot root;
   for (int cpu = 0; cpu < 4; ++cpu) {
-    root.file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
-              cpu % 2 == 0 ? "0,2\n" : "1,3\n");
+    root.write("sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
+               cpu % 2 == 0 ? "0,2\n" : "1,3\n");
   }
-  CHECK(facts::physical_cores({0, 1, 2, 3}, root.path()) == 2);
-  CHECK(facts::physical_cores({1, 3}, root.path()) == 1);
-  CHECK(facts::physical_cores({0, 7}, root.path()) == 0);  // one CPU is unknown: no guess
+  CHECK(facts::physical_cores({0, 1, 2, 3}, root.path) == 2);
+  CHECK(facts::physical_cores({1, 3}, root.path) == 1);
+  CHECK(facts::physical_cores({0, 7}, root.path) == 0);  // one CPU is unknown: no guess
 }
 
 TEST_CASE("the facts of this machine are plausible") {
@@ -131,48 +114,31 @@ TEST_CASE("the facts of this machine are plausible") {
 namespace ddp::launcher {
 namespace {
 
-namespace fs = std::filesystem;
 using Texts = std::vector<std::string>;
 
-/// A fake machine below a directory, with everything that NCCL needs.
-class Machine {
- public:
+/// A fake machine with everything that NCCL needs.
+struct Machine : test::TemporaryDirectory {
   Machine() {
-    std::string name = (fs::temp_directory_path() / "ddp-infiniband-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    root_ = name;
     write("dev/infiniband/uverbs0", "");
     write("etc/ld.so.cache", std::string("\0libc.so.6\0libibverbs.so.1\0", 26));
-  }
-  ~Machine() {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-  void write(const std::string& path, const std::string& content) const {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path, std::ios::binary) << content;
   }
   void adapter(const std::string& name, const std::string& state,
                const std::string& layer = "InfiniBand") const {
     write("sys/class/infiniband/" + name + "/ports/1/state", state + "\n");
     write("sys/class/infiniband/" + name + "/ports/1/link_layer", layer + "\n");
   }
-  void remove(const std::string& path) const { fs::remove_all(root_ / path); }
-  std::string root() const { return root_.string(); }
-
- private:
-  fs::path root_;
+  void remove(const std::string& name) const { std::filesystem::remove_all(path / name); }
 };
 
 std::string trouble(const Machine& machine, const EnvVars& env, const EnvVars& asked = {}) {
-  return infiniband_trouble(active_infiniband(machine.root()), env, asked, machine.root());
+  return infiniband_trouble(active_infiniband(machine.path), env, asked, machine.path);
 }
 
 }  // namespace
 
 TEST_CASE("adapters with an active InfiniBand port") {
   const Machine machine;
-  CHECK(active_infiniband(machine.root()).empty());
+  CHECK(active_infiniband(machine.path).empty());
   CHECK(trouble(machine, {{"NCCL_IB_DISABLE", "1"}}).empty());
   machine.adapter("mlx5_1", "4: ACTIVE");
   machine.adapter("mlx5_0", "4: ACTIVE");
@@ -181,8 +147,8 @@ TEST_CASE("adapters with an active InfiniBand port") {
   machine.adapter("mlx5_bond", "4: ACTIVE", "Ethernet");
   machine.write("sys/class/infiniband/mlx5_2/ports/2/state", "4: ACTIVE\n");
   machine.write("sys/class/infiniband/mlx5_2/ports/2/link_layer", "InfiniBand\n");
-  CHECK(active_infiniband(machine.root()) == Texts{"mlx5_0", "mlx5_1", "mlx5_2"});
-  CHECK(active_rdma(machine.root()) == Texts{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_bond"});
+  CHECK(active_infiniband(machine.path) == Texts{"mlx5_0", "mlx5_1", "mlx5_2"});
+  CHECK(active_rdma(machine.path) == Texts{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_bond"});
   CHECK(trouble(machine, {}).empty());
 }
 

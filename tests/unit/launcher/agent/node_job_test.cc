@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp::launcher {
 namespace {
@@ -52,12 +53,9 @@ std::string elf_that_needs(const std::string& library) {
 }  // namespace
 
 TEST_CASE("the thread count concerns Python and programs that need an OpenMP library") {
-  char name[] = "/tmp/ddplaunch-omp-XXXXXX";
-  REQUIRE(::mkdtemp(name) != nullptr);
-  const std::string program = std::string(name) + "/program";
+  const test::TemporaryDirectory directory;
   const auto uses = [&](const std::string& content) {
-    std::ofstream(program, std::ios::trunc) << content;
-    return uses_omp_threads(program);
+    return uses_omp_threads(directory.write("program", content));
   };
   for (const char* library : {"libgomp.so.1", "libiomp5.so", "libomp.so.5"}) {
     CAPTURE(library);
@@ -74,9 +72,8 @@ TEST_CASE("the thread count concerns Python and programs that need an OpenMP lib
   CHECK_FALSE(uses("#!/bin/sh\npython3 x.py\n"));
   CHECK_FALSE(uses(""));
   CHECK_FALSE(uses_omp_threads("/bin/sh"));
-  CHECK_FALSE(uses_omp_threads(std::string(name) + "/missing"));
+  CHECK_FALSE(uses_omp_threads(directory.path / "missing"));
   CHECK(uses_omp_threads("/usr/bin/python3"));
-  std::filesystem::remove_all(name);
 }
 
 }  // namespace ddp::launcher
@@ -84,13 +81,11 @@ TEST_CASE("the thread count concerns Python and programs that need an OpenMP lib
 namespace ddp::launcher {
 
 TEST_CASE("a script whose interpreter is missing is reported before it runs") {
-  char name[] = "/tmp/ddplaunch-script-XXXXXX";
-  REQUIRE(::mkdtemp(name) != nullptr);
-  const std::string dir = name;
+  const test::TemporaryDirectory directory;
+  const std::string dir = directory.path;
   const std::string script = dir + "/bad.sh";
   const auto trouble = [&](const std::string& text) {
-    std::ofstream(script, std::ios::trunc) << text;
-    return interpreter_trouble(script, {{"PATH", dir + "/none:/bin:/usr/bin"}}, dir);
+    return interpreter_trouble(directory.write("bad.sh", text), {{"PATH", dir + "/none:/bin:/usr/bin"}}, dir);
   };
   for (const char* fine : {"#!/bin/sh\n", "#! /bin/sh -e\necho",
                            "\x7f"
@@ -115,9 +110,8 @@ TEST_CASE("a script whose interpreter is missing is reported before it runs") {
             "PATH (env takes the rest of the line as one word; use env -S)");
   CHECK(trouble("#!interp\n").find("names the interpreter interp, which does not exist") !=
         std::string::npos);
-  std::ofstream(dir + "/interp") << "";
+  directory.write("interp", "");
   CHECK(trouble("#!interp\n").empty());
-  std::filesystem::remove_all(dir);
 }
 
 }  // namespace ddp::launcher

@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/program.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp::launcher {
 namespace {
@@ -21,36 +22,19 @@ namespace fs = std::filesystem;
 constexpr HistoryTime kNow{std::chrono::seconds(1'795'230'119)};
 const std::string kLine = fault_line({"gpu07", kNow, "lost", false, "run7"});
 
-/// A directory that is removed by the destructor.
-class HistoryDirectory {
- public:
-  HistoryDirectory() {
-    std::string path = (fs::temp_directory_path() / "ddplaunch-history-XXXXXX").string();
-    REQUIRE(::mkdtemp(path.data()) != nullptr);
-    path_ = path;
-  }
-  ~HistoryDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  HistoryDirectory(const HistoryDirectory&) = delete;
-  HistoryDirectory& operator=(const HistoryDirectory&) = delete;
-  const std::string& path() const { return path_; }
-
+struct HistoryDirectory : private test::TemporaryDirectory {
+  std::string path() const { return TemporaryDirectory::path; }
   std::string own(const std::string& end = ".jsonl") const {
-    return path_ + '/' + std::to_string(::geteuid()) + '.' + host_name() + end;
+    return path() + '/' + std::to_string(::geteuid()) + '.' + host_name() + end;
   }
   int failures() const {
-    const auto history = read_host_history(path_, kNow);
+    const auto history = read_host_history(path(), kNow);
     REQUIRE(history.has_value());
     int count = 0;
     for (const HostRecord& record : history->records())
       count += record.failures;
     return count;
   }
-
- private:
-  std::string path_;
 };
 
 TEST_CASE("a missing directory is an empty history, and is made for the first failure") {

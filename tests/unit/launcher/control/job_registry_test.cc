@@ -14,48 +14,34 @@
 #include "base/program.h"
 #include "base/unique_fd.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp::launcher {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// A directory of jobs, removed by the destructor.
-class JobsDirectory {
- public:
-  JobsDirectory() {
-    std::string path = (fs::temp_directory_path() / "ddplaunch-jobs-XXXXXX").string();
-    REQUIRE(::mkdtemp(path.data()) != nullptr);
-    path_ = path;
-  }
-  ~JobsDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  JobsDirectory(const JobsDirectory&) = delete;
-  JobsDirectory& operator=(const JobsDirectory&) = delete;
-  const std::string& path() const { return path_; }
+/// A directory of jobs.
+struct JobsDirectory : private test::TemporaryDirectory {
+  std::string path() const { return TemporaryDirectory::path; }
 
   JobEntry add(const std::string& job, const std::string& name, const std::string& started,
                const std::string& host = host_name()) const {
     JobEntry entry;
     entry.name = name;
     entry.job = job;
-    entry.directory = path_ + '/' + name;
+    entry.directory = path() + '/' + name;
     entry.host = host;
     entry.pid = 4711;
     entry.started = started;
     fs::create_directory(entry.directory);
     std::ofstream(entry.directory + "/run.lock") << "4711\n";
-    REQUIRE(register_job({{path_}, name}, entry).has_value());
+    REQUIRE(register_job({{path()}, name}, entry).has_value());
     return entry;
   }
   void end(const JobEntry& entry, int code) const {
     std::ofstream(entry.directory + "/report.json") << "{\"exit_code\":" << code << ",\"why\":null}";
   }
-
- private:
-  std::string path_;
 };
 
 std::string found(const std::vector<JobEntry>& jobs, std::string_view id) {

@@ -14,24 +14,19 @@
 #include "rendezvous/link/secure_stream.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddp::rendezvous {
 namespace {
 
 const std::string kGood = "0123456789abcdef0123456789abcdef";
 
-struct TokenFile {
-  std::filesystem::path folder;
-  std::string path;
+struct TokenFile : test::TemporaryDirectory {
   explicit TokenFile(const std::string& text, mode_t mode = 0600) {
-    std::string name = (std::filesystem::temp_directory_path() / "ddp-token-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    folder = name;
-    path = (folder / "token").string();
-    std::ofstream(path) << text;
-    REQUIRE(::chmod(path.c_str(), mode) == 0);
+    REQUIRE(::chmod(write("token", text).c_str(), mode) == 0);
   }
-  ~TokenFile() { std::filesystem::remove_all(folder); }
+  std::filesystem::path folder = TemporaryDirectory::path;
+  std::string path = folder / "token";
 };
 
 TEST_CASE("a token has at least 32 characters and is one line") {
