@@ -36,7 +36,7 @@ using namespace ddp::launcher;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::content;
-using test::Directory;
+using test::TemporaryDirectory;
 namespace fs = std::filesystem;
 
 namespace {
@@ -72,12 +72,38 @@ bool with_mount(const std::string& source, const std::string& target, const char
       .get();
 }
 
-JobSpec spec_in(const Directory& directory) {
+JobSpec spec_in(const TemporaryDirectory& directory) {
   JobSpec spec;
   spec.job_id = "run7";
   spec.job_dir = directory.path / "job";
   return spec;
 }
+
+JobDir made(const JobSpec& spec) {
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  return std::move(*job);
+}
+
+/// Returns why the directories cannot be used, which is a mistake of the user; empty: they can.
+std::string refusal_of(const JobSpec& spec) {
+  const auto job = JobDir::create(spec);
+  if (job) return "";
+  CHECK(job.error().code == ErrorCode::kUsage);
+  return job.error().text;
+}
+
+/// A writer, with the words of its warnings and how often it has drained.
+struct WriterBench {
+  explicit WriterBench(JobDir job)
+      : writer(JobWriter::start(
+            loop.get_executor(), std::move(job), [this](const std::string& words) { said.push_back(words); },
+            [this] { ++drained; })) {}
+  asio::io_context loop;
+  std::vector<std::string> said;
+  int drained = 0;
+  std::shared_ptr<JobWriter> writer;
+};
 
 constexpr JobDir::Time kStart{};
 
@@ -93,7 +119,7 @@ extern "C" int flock(int fd, int operation) noexcept {
 }
 
 TEST_CASE("a file and its directories are created with its first byte") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "a/b/out";
   OutputFile file(path, {});
   CHECK_FALSE(fs::exists(directory.path / "a"));
@@ -110,13 +136,13 @@ TEST_CASE("a file and its directories are created with its first byte") {
 
 TEST_CASE("parts end at line ends, and together hold everything that was written") {
   std::mt19937 random(7);
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 6; ++round) {
     CAPTURE(round);
-    const Directory directory;
+    const TemporaryDirectory directory;
     const std::string path = directory.path / "out";
     OutputFile file(path, {4096, 0});
     std::string all;
-    for (int line = 0; line < 400; ++line) {
+    for (int line = 0; line < 200; ++line) {
       all += std::string(random() % (round % 3 == 0 ? 6000 : 90), static_cast<char>('a' + line % 26)) + '\n';
     }
     bool is_written = true;
@@ -138,7 +164,7 @@ TEST_CASE("parts end at line ends, and together hold everything that was written
 }
 
 TEST_CASE("a line longer than a part stays whole") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {4096, 0});
   const std::string giant(10'000, 'x');
@@ -150,7 +176,7 @@ TEST_CASE("a line longer than a part stays whole") {
 }
 
 TEST_CASE("a part that is exactly full takes the end of its open line") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {10, 0});
   CHECK(file.write("ab\ncdefghi").error.sys == 0);
@@ -160,7 +186,7 @@ TEST_CASE("a part that is exactly full takes the end of its open line") {
 }
 
 TEST_CASE("bytes of a part that cannot be created are missing at its beginning") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {10, 0});
   fs::create_directory(path + ".1");
@@ -174,7 +200,7 @@ TEST_CASE("bytes of a part that cannot be created are missing at its beginning")
 }
 
 TEST_CASE("only the newest parts stay when a number is given") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {4096, 2});
   const std::string line = std::string(4000, 'x') + '\n';
@@ -187,7 +213,7 @@ TEST_CASE("only the newest parts stay when a number is given") {
 }
 
 TEST_CASE("bytes that the disk refuses are counted, and the file continues when there is space") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {});
   FileLimit limit(10);
@@ -205,7 +231,7 @@ TEST_CASE("bytes that the disk refuses are counted, and the file continues when 
 }
 
 TEST_CASE("the rest of a line whose beginning was refused stays in the part") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {10, 0});
   CHECK(file.write("line\n").error.sys == 0);
@@ -220,7 +246,7 @@ TEST_CASE("the rest of a line whose beginning was refused stays in the part") {
 }
 
 TEST_CASE("a deleted file or directory is created again") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "job/attempt_0/out";
   OutputFile file(path, {});
   CHECK_FALSE(file.write("gone\n").vanished);
@@ -237,7 +263,7 @@ TEST_CASE("a deleted file or directory is created again") {
 }
 
 TEST_CASE("a deleted file that cannot be created again is reported once") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {});
   CHECK_FALSE(file.write("gone\n").vanished);
@@ -248,7 +274,7 @@ TEST_CASE("a deleted file that cannot be created again is reported once") {
 }
 
 TEST_CASE("the part that replaces a deleted one is empty") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "out";
   OutputFile file(path, {10, 0});
   CHECK(file.write("12345678\n").error.sys == 0);
@@ -258,117 +284,96 @@ TEST_CASE("the part that replaces a deleted one is empty") {
 }
 
 TEST_CASE("a job's directory is used once") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  CHECK(job->warning().empty());
-  CHECK(job->note().empty());
+  JobDir job = made(spec);
+  CHECK(job.warning().empty());
+  CHECK(job.note().empty());
   CHECK(fs::status(spec.job_dir + "/run.lock").permissions() ==
         (fs::perms::owner_read | fs::perms::owner_write));
-  CHECK(job->write({0, 3, 1, 2}, "x\n", kStart).empty());
+  CHECK(job.write({0, 3, 1, 2}, "x\n", kStart).empty());
   CHECK(content(spec.job_dir + "/attempt_0/rank_00003.stderr") == "x\n");
   spec.job_dir = directory.path / "job/attempt_0/rank_00003.stderr/x";
-  const auto bad = JobDir::create(spec);
-  REQUIRE_FALSE(bad.has_value());
-  CHECK(bad.error().code == ErrorCode::kUsage);
   const std::string in_the_way = directory.path / "job/attempt_0/rank_00003.stderr";
-  CHECK(bad.error().text == "the job directory " + spec.job_dir + ": " + in_the_way +
+  CHECK(refusal_of(spec) == "the job directory " + spec.job_dir + ": " + in_the_way +
                                 " is not a directory; choose another with --job-dir");
   spec.job_dir = directory.path / "other";
   spec.output.log_dir = in_the_way + "/run7";
-  const auto bad_logs = JobDir::create(spec);
-  REQUIRE_FALSE(bad_logs.has_value());
-  CHECK(bad_logs.error().code == ErrorCode::kUsage);
-  CHECK(bad_logs.error().text == "the log directory " + in_the_way + "/run7: " + in_the_way +
-                                     " is not a directory; choose another with --log-dir");
+  CHECK(refusal_of(spec) == "the log directory " + in_the_way + "/run7: " + in_the_way +
+                                " is not a directory; choose another with --log-dir");
 }
 
 TEST_CASE("the files go to the fallback when the job's directory cannot be created") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   spec.job_dir = "/dev/null/none/job";
   spec.fallback_job_dir = directory.path / "own/jobs/run7";
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  CHECK(job->note() == "/dev/null is not a directory; the job's files are in " + spec.fallback_job_dir);
-  CHECK(job->write({0, 0, 0, 1}, "x\n", kStart).empty());
+  JobDir job = made(spec);
+  CHECK(job.note() == "/dev/null is not a directory; the job's files are in " + spec.fallback_job_dir);
+  CHECK(job.write({0, 0, 0, 1}, "x\n", kStart).empty());
   CHECK(content(spec.fallback_job_dir + "/attempt_0/rank_00000.stdout") == "x\n");
 }
 
 TEST_CASE("an existing directory is used only when it is writable by this user alone") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
-  const auto why = [&spec]() -> std::string {
-    const auto job = JobDir::create(spec);
-    if (job) return "";
-    CHECK(job.error().code == ErrorCode::kUsage);
-    return job.error().text;
-  };
   const std::string name = "the job directory " + spec.job_dir;
   fs::create_directory(directory.path / "target");
   fs::create_directory_symlink(directory.path / "target", spec.job_dir);
-  CHECK(why() == name + " is a symbolic link; choose another with --job-dir");
+  CHECK(refusal_of(spec) == name + " is a symbolic link; choose another with --job-dir");
   fs::remove(directory.path / "target");  // the link points to nothing
-  CHECK(why() == name + " is a symbolic link; choose another with --job-dir");
+  CHECK(refusal_of(spec) == name + " is a symbolic link; choose another with --job-dir");
   fs::remove(spec.job_dir);
   fs::create_directory(spec.job_dir);
   REQUIRE(::chmod(spec.job_dir.c_str(), 0777) == 0);
-  CHECK(why() == name + " is writable by everybody; choose another with --job-dir");
+  CHECK(refusal_of(spec) == name + " is writable by everybody; choose another with --job-dir");
   REQUIRE(::chmod(spec.job_dir.c_str(), 0775) == 0);
-  CHECK(why() == "");
+  CHECK(refusal_of(spec) == "");
   fs::create_symlink("/nonexistent", spec.job_dir + "/attempt_0");
-  CHECK(why() == name + " holds an earlier run; choose another with --job-dir");
+  CHECK(refusal_of(spec) == name + " holds an earlier run; choose another with --job-dir");
   fs::remove(spec.job_dir + "/attempt_0");
 }
 
 TEST_CASE("a directory belongs to one run, while it runs and afterwards") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   spec.output.log_dir = directory.path / "logs/run7";
-  const auto why = [](const JobSpec& other) -> std::string {
-    const auto job = JobDir::create(other);
-    if (job) return "";
-    CHECK(job.error().code == ErrorCode::kUsage);
-    return job.error().text;
-  };
   JobSpec same_logs = spec;
   same_logs.job_dir = directory.path / "other";
   const std::string pid = std::to_string(::getpid());
   {
     const auto live = JobDir::create(spec);
     REQUIRE(live.has_value());
-    CHECK(why(spec) == "the job directory " + spec.job_dir + " is in use by ddplaunch with pid " + pid +
-                           "; wait until that run has ended, or choose another with --job-dir");
-    CHECK(why(same_logs) == "the log directory " + spec.output.log_dir + " is in use by ddplaunch with pid " +
-                                pid +
-                                "; wait until that run has ended, or choose another with --log-dir or "
-                                "--job-id");
+    CHECK(refusal_of(spec) == "the job directory " + spec.job_dir + " is in use by ddplaunch with pid " +
+                                  pid + "; wait until that run has ended, or choose another with --job-dir");
+    CHECK(refusal_of(same_logs) == "the log directory " + spec.output.log_dir +
+                                       " is in use by ddplaunch with pid " + pid +
+                                       "; wait until that run has ended, or choose another with --log-dir or "
+                                       "--job-id");
     std::ofstream(spec.job_dir + "/run.lock") << "4711 gpu09\n";
-    CHECK(why(spec) == "the job directory " + spec.job_dir +
-                           " is in use by ddplaunch with pid 4711 on gpu09"
-                           "; wait until that run has ended, or choose another with --job-dir");
+    CHECK(refusal_of(spec) == "the job directory " + spec.job_dir +
+                                  " is in use by ddplaunch with pid 4711 on gpu09"
+                                  "; wait until that run has ended, or choose another with --job-dir");
   }
-  CHECK(why(spec) == "");  // the run is over, however it ended, and has left nothing
+  CHECK(refusal_of(spec) == "");  // the run is over, however it ended, and has left nothing
   for (const char* file : {"report.json", "ddplaunch.log", "attempt_0"}) {
     std::ofstream(spec.job_dir + '/' + file) << "x";
-    CHECK(why(spec) == "the job directory " + spec.job_dir +
-                           " holds an earlier run; choose another with "
-                           "--job-dir");
+    CHECK(refusal_of(spec) == "the job directory " + spec.job_dir +
+                                  " holds an earlier run; choose another with "
+                                  "--job-dir");
     fs::remove(spec.job_dir + '/' + file);
   }
 }
 
 TEST_CASE("a directory that cannot be locked is used, with a warning") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
   fs::create_directory(spec.job_dir);
   fs::create_symlink("elsewhere", spec.job_dir + "/run.lock");
-  const auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  CHECK(job->warning() == "warning: the job directory " + spec.job_dir +
-                              " cannot be locked: Too many levels of symbolic links; nothing prevents a "
-                              "second run from using it at the same time");
+  JobDir job = made(spec);
+  CHECK(job.warning() == "warning: the job directory " + spec.job_dir +
+                             " cannot be locked: Too many levels of symbolic links; nothing prevents a "
+                             "second run from using it at the same time");
   fs::remove(spec.job_dir + "/run.lock");
   disk_has_locks = false;
   const auto unlocked = JobDir::create(spec);
@@ -382,19 +387,17 @@ TEST_CASE("a directory that cannot be locked is used, with a warning") {
 
 TEST_CASE("a directory of another user is refused", "[root]") {
   if (::geteuid() != 0) SKIP_TEST("only root can change the owner of a directory");
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
   fs::create_directory(spec.job_dir);
   REQUIRE(::chown(spec.job_dir.c_str(), 61234, 61234) == 0);
-  const auto job = JobDir::create(spec);
-  REQUIRE(job.has_error());
-  CHECK(job.error().text ==
+  CHECK(refusal_of(spec) ==
         "the job directory " + spec.job_dir +
             " belongs to uid 61234 and not to you (uid 0); choose another with --job-dir");
 }
 
 TEST_CASE("directories are created below a shared directory of this user, and behind this user's links") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   const std::string open = directory.path / "open";
   fs::create_directory(open);
@@ -409,7 +412,7 @@ TEST_CASE("directories are created below a shared directory of this user, and be
 }
 
 TEST_CASE("no file is written through a link") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   fs::create_symlink(directory.path / "target", directory.path / "out");
   OutputFile file(directory.path / "out", {});
   CHECK(file.write("one\n").error.sys == ELOOP);
@@ -417,16 +420,15 @@ TEST_CASE("no file is written through a link") {
 }
 
 TEST_CASE("--log-dir gets copies of the streams that --tee and --redirects name") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   spec.output.log_dir = directory.path / "logs/run7";
   spec.output.tee.by_local = {{0, 3}};
   spec.output.redirects.by_local = {{1, 2}};
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
+  JobDir job = made(spec);
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
     for (const std::uint8_t stream : {1, 2})
-      CHECK(job->write({1, rank, static_cast<int>(rank % 2), stream}, std::to_string(rank) + "\n", kStart)
+      CHECK(job.write({1, rank, static_cast<int>(rank % 2), stream}, std::to_string(rank) + "\n", kStart)
                 .empty());
   }
   const fs::path copies = directory.path / "logs/run7/attempt_1";
@@ -440,12 +442,11 @@ TEST_CASE("--log-dir gets copies of the streams that --tee and --redirects name"
 }
 
 TEST_CASE("--log-dir alone gets all streams") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   spec.output.log_dir = directory.path / "logs/run7";
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  CHECK(job->write({0, 5, 1, 2}, "e\n", kStart).empty());
+  JobDir job = made(spec);
+  CHECK(job.write({0, 5, 1, 2}, "e\n", kStart).empty());
   CHECK(content(directory.path / "logs/run7/attempt_0/5/stderr.log") == "e\n");
 
   spec.job_dir = spec.output.log_dir;
@@ -453,25 +454,24 @@ TEST_CASE("--log-dir alone gets all streams") {
 }
 
 TEST_CASE("a full disk is reported once, and the missing bytes when there is space") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
+  JobDir job = made(spec);
   const OutputKey one{0, 0, 0, 1};
   const OutputKey two{0, 1, 1, 2};
   const std::string file = spec.job_dir + "/attempt_0/rank_00000.stdout";
-  CHECK(job->write(one, "12345678", kStart).empty());
+  CHECK(job.write(one, "12345678", kStart).empty());
   FileLimit limit(10);
-  const auto words = job->write(one, "9abc", kStart);
+  const auto words = job.write(one, "9abc", kStart);
   REQUIRE(words.size() == 1);
   CHECK(words[0] == "warning: no space left for the job's files: " + file +
                         ": File too large; the job continues; its output is not saved until this is fixed");
-  CHECK(job->write(two, "0123456789abc", kStart + milliseconds(100)).empty());
+  CHECK(job.write(two, "0123456789abc", kStart + milliseconds(100)).empty());
   limit.lift();
   // One successful write does not end the warning.
-  CHECK(job->write(one, "A", kStart + milliseconds(200)).empty());
-  CHECK(job->write(one, "B", kStart + milliseconds(2099)).empty());
-  const auto well = job->write(one, "C", kStart + milliseconds(2100));
+  CHECK(job.write(one, "A", kStart + milliseconds(200)).empty());
+  CHECK(job.write(one, "B", kStart + milliseconds(2099)).empty());
+  const auto well = job.write(one, "C", kStart + milliseconds(2100));
   REQUIRE(well.size() == 1);
   CHECK(well[0] == "warning: the job's files are written again; missing: 2 bytes of " + file +
                        ", 3 bytes of " + spec.job_dir + "/attempt_0/rank_00001.stderr");
@@ -479,19 +479,18 @@ TEST_CASE("a full disk is reported once, and the missing bytes when there is spa
   CHECK(content(spec.job_dir + "/gaps.txt") ==
         file + ": 2 bytes missing at offset 10\n" + spec.job_dir +
             "/attempt_0/rank_00001.stderr: 3 bytes missing at offset 10\n");
-  CHECK(job->finish().empty());
+  CHECK(job.finish().empty());
 }
 
 TEST_CASE("a record of TensorBoard's file is written whole or not at all") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   spec.output.tensorboard = directory.path / "board/events.out.tfevents.1";
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
+  JobDir job = made(spec);
   const OutputKey board{0, 0, 0, kTensorBoard};
-  CHECK(job->write(board, "12345678", kStart).empty());
+  CHECK(job.write(board, "12345678", kStart).empty());
   FileLimit limit(10);
-  const auto words = job->write(board, "9abc", kStart);
+  const auto words = job.write(board, "9abc", kStart);
   REQUIRE(words.size() == 1);
   CHECK(words[0] == "warning: no space left for the file of --tensorboard: " + spec.output.tensorboard +
                         ": File too large; the job continues; its steps and loss are not saved there until "
@@ -499,24 +498,23 @@ TEST_CASE("a record of TensorBoard's file is written whole or not at all") {
   CHECK(content(spec.output.tensorboard) == "12345678");
   // The job's own files have a trouble of their own, perhaps of another disk.
   const OutputKey one{0, 0, 0, 1};
-  CHECK(job->write(one, "0", kStart + milliseconds(2100)).empty());
-  CHECK(job->write(one, "123456789abc", kStart + milliseconds(2100)).size() == 1);
+  CHECK(job.write(one, "0", kStart + milliseconds(2100)).empty());
+  CHECK(job.write(one, "123456789abc", kStart + milliseconds(2100)).size() == 1);
   limit.lift();
-  const auto well = job->write(board, "ABCD", kStart + milliseconds(2100));
+  const auto well = job.write(board, "ABCD", kStart + milliseconds(2100));
   CHECK(well ==
         std::vector<std::string>{"warning: the file of --tensorboard is written again; missing: 3 bytes of " +
-                                 job->file(0, 0, 1) + ", 4 bytes of " + spec.output.tensorboard});
+                                 job.file(0, 0, 1) + ", 4 bytes of " + spec.output.tensorboard});
   CHECK(content(spec.output.tensorboard) == "12345678ABCD");
 }
 
 TEST_CASE("a disk without room is reported as full", "[root]") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const bool mounted = with_mount("none", directory.path, "tmpfs", 0, "size=8k", [&directory] {
-    auto job = JobDir::create(spec_in(directory));  // its lock takes 4 KiB
-    REQUIRE(job.has_value());
-    const auto words = job->write({0, 0, 0, 1}, std::string(5000, 'x'), kStart);
+    JobDir job = made(spec_in(directory));  // its lock takes 4 KiB
+    const auto words = job.write({0, 0, 0, 1}, std::string(5000, 'x'), kStart);
     CHECK(words ==
-          std::vector<std::string>{"warning: no space left for the job's files: " + job->file(0, 0, 1) +
+          std::vector<std::string>{"warning: no space left for the job's files: " + job.file(0, 0, 1) +
                                    ": No space left on device; the job continues; its output is not "
                                    "saved until this is fixed"});
   });
@@ -524,58 +522,51 @@ TEST_CASE("a disk without room is reported as full", "[root]") {
 }
 
 TEST_CASE("missing bytes are reported at the end when the disk stayed full") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
+  JobDir job = made(spec);
   {
     const FileLimit limit(10);
     for (std::uint32_t rank = 0; rank < 6; ++rank)
-      CHECK(job->write({0, rank, 0, 1}, "0123456789abc", kStart).size() == (rank == 0 ? 1 : 0));
+      CHECK(job.write({0, rank, 0, 1}, "0123456789abc", kStart).size() == (rank == 0 ? 1 : 0));
   }
   const std::string base = " of " + spec.job_dir + "/attempt_0/rank_0000";
-  CHECK(job->finish() == "warning: the job's files are incomplete; missing: 3 bytes" + base +
-                             "0.stdout, 3 bytes" + base + "1.stdout, 3 bytes" + base + "2.stdout, 3 bytes" +
-                             base + "3.stdout, and 6 bytes of 2 other files");
-  CHECK(job->finish().empty());
+  CHECK(job.finish() == "warning: the job's files are incomplete; missing: 3 bytes" + base +
+                            "0.stdout, 3 bytes" + base + "1.stdout, 3 bytes" + base + "2.stdout, 3 bytes" +
+                            base + "3.stdout, and 6 bytes of 2 other files");
+  CHECK(job.finish().empty());
 }
 
 TEST_CASE("more files than descriptors can be written") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
   const rlimit few{256, before.rlim_max};
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
+  JobDir job = made(spec);
   for (int round = 0; round < 3; ++round) {
     for (std::uint32_t rank = 0; rank < 300; ++rank)
-      CHECK(job->write({0, rank, 0, 1}, std::to_string(round), kStart).empty());
+      CHECK(job.write({0, rank, 0, 1}, std::to_string(round), kStart).empty());
   }
   ::setrlimit(RLIMIT_NOFILE, &before);
   for (std::uint32_t rank = 0; rank < 300; ++rank)
-    CHECK(content(job->file(0, rank, 1)) == "012");
+    CHECK(content(job.file(0, rank, 1)) == "012");
 }
 
 TEST_CASE("the writer keeps the order of each stream, and drains") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  asio::io_context loop;
-  int drained = 0;
-  std::vector<std::string> said;
-  const auto writer = JobWriter::start(
-      loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); },
-      [&] { ++drained; });
+  JobDir job = made(spec);
+  WriterBench bench(std::move(job));
+  const auto& writer = bench.writer;
   std::map<OutputKey, std::string> sent;
   std::mt19937 random(3);
   bool was_full = false;
-  for (int i = 0; i < 20'000; ++i) {
+  for (int i = 0; i < 2'000; ++i) {
     const OutputKey key{static_cast<std::uint32_t>(random() % 2), static_cast<std::uint32_t>(random() % 8), 0,
                         static_cast<std::uint8_t>(1 + random() % 2)};
-    const std::string bytes(random() % 3000, static_cast<char>('a' + i % 26));
+    const std::string bytes(random() % 15'000, static_cast<char>('a' + i % 26));
     sent[key] += bytes;
     if (i % 3 == 0) {  // some writes without a copy
       const std::shared_ptr<char[]> memory(new char[bytes.size() + 1]);
@@ -595,20 +586,17 @@ TEST_CASE("the writer keeps the order of each stream, and drains") {
   writer->append({0, 0, 0, 1}, "tail");
   writer->close(seconds(30));
   CHECK(content(writer->file(0, 0, 1)) == sent[{0, 0, 0, 1}] + "tail");
-  loop.run();
-  CHECK(said.empty());
-  if (was_full) CHECK(drained > 0);
+  bench.loop.run();
+  CHECK(bench.said.empty());
+  if (was_full) CHECK(bench.drained > 0);
 }
 
 TEST_CASE("the writer reports the missing bytes, also when the job ends at once") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  asio::io_context loop;
-  std::vector<std::string> said;
-  const auto writer = JobWriter::start(
-      loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); }, [] {});
+  JobDir job = made(spec);
+  WriterBench bench(std::move(job));
+  const auto& writer = bench.writer;
   const FileLimit limit(10);
   writer->append({0, 0, 0, 1}, "0123456789abc");
   const auto settled =
@@ -616,17 +604,16 @@ TEST_CASE("the writer reports the missing bytes, also when the job ends at once"
   REQUIRE((settled && settled->size() == 1));
   CHECK(settled->front().starts_with("warning: the job's files are incomplete; missing: 3 bytes of "));
   writer->close(seconds(30));
-  loop.run();
-  REQUIRE(said.size() == 1);
-  CHECK(said[0].starts_with("warning: no space left for the job's files: "));
+  bench.loop.run();
+  REQUIRE(bench.said.size() == 1);
+  CHECK(bench.said[0].starts_with("warning: no space left for the job's files: "));
 }
 
 TEST_CASE("the writer is abandoned when its disk hangs") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  const std::string file = job->file(0, 0, 1);
+  JobDir job = made(spec);
+  const std::string file = job.file(0, 0, 1);
   REQUIRE(::mkdir(std::filesystem::path(file).parent_path().c_str(), 0700) == 0);
   REQUIRE(::mkfifo(file.c_str(), 0600) == 0);  // open blocks until a reader comes
   std::atomic<bool> called = false;
@@ -638,7 +625,7 @@ TEST_CASE("the writer is abandoned when its disk hangs") {
   {
     asio::io_context loop;
     const auto writer = JobWriter::start(
-        loop.get_executor(), std::move(*job), [](const std::string&) {}, [] {});
+        loop.get_executor(), std::move(job), [](const std::string&) {}, [] {});
     left = writer;
     writer->append({0, 0, 0, 1}, "0123456789");
     CHECK_FALSE(writer->finish(last, milliseconds(20)).has_value());
@@ -655,17 +642,14 @@ TEST_CASE("the writer is abandoned when its disk hangs") {
 }
 
 TEST_CASE("a hanging disk costs bounded memory, and the dropped bytes are counted") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const JobSpec spec = spec_in(directory);
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  const std::string path = job->file(0, 0, 1);
+  JobDir job = made(spec);
+  const std::string path = job.file(0, 0, 1);
   fs::create_directories(fs::path(path).parent_path());
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);  // open blocks until a reader comes
-  asio::io_context loop;
-  std::vector<std::string> said;
-  const auto writer = JobWriter::start(
-      loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); }, [] {});
+  WriterBench bench(std::move(job));
+  const auto& writer = bench.writer;
   constexpr std::size_t kPiece = 1u << 20;
   const std::shared_ptr<char[]> memory(new char[kPiece]());
   std::size_t sent = 0;
@@ -693,21 +677,21 @@ TEST_CASE("a hanging disk costs bounded memory, and the dropped bytes are counte
   CHECK(content(spec.job_dir + "/gaps.txt") == path + ": " + std::to_string(10 * kPiece) +
                                                    " bytes missing at offset " +
                                                    std::to_string(JobWriter::kMost) + "\n");
-  loop.run();
-  CHECK(said.empty());
+  bench.loop.run();
+  CHECK(bench.said.empty());
 }
 
 TEST_CASE("the job's own files are bounded to the current and the previous half") {
-  const Directory directory;
-  auto job = JobDir::create(spec_in(directory));
-  REQUIRE(job.has_value());
+  const TemporaryDirectory directory;
+  JobDir job = made(spec_in(directory));
   const std::string line = std::string((1u << 20) - 1, 'x') + '\n';
   for (const auto& [stream, half] :
-       {std::pair(kJobLog, 64u), std::pair(kJournal, 16u), std::pair(kHooks, 16u), std::pair(kTimes, 16u)}) {
-    const fs::path path = job->file(0, 0, stream);
-    for (unsigned i = 0; i < 3 * half + 8; ++i)
-      CHECK(job->write({0, 0, 0, stream}, line, kStart).empty());
-    CHECK(job->write({0, 0, 0, stream}, "the end\n", kStart).empty());
+       {std::pair(kJournal, 16u), std::pair(kJobLog, 64u), std::pair(kHooks, 16u), std::pair(kTimes, 16u)}) {
+    const fs::path path = job.file(0, 0, stream);
+    // The first file reaches its third part, which replaces the second. The others have the same code.
+    for (unsigned i = 0; i < (stream == kJournal ? 2 : 1) * half + 8; ++i)
+      CHECK(job.write({0, 0, 0, stream}, line, kStart).empty());
+    CHECK(job.write({0, 0, 0, stream}, "the end\n", kStart).empty());
     CHECK(content(path).ends_with("x\nthe end\n"));
     CHECK(fs::file_size(path) == (8u << 20) + 8);
     CHECK(fs::file_size(path.string() + ".1") == half << 20);
@@ -716,14 +700,12 @@ TEST_CASE("the job's own files are bounded to the current and the previous half"
 }
 
 TEST_CASE("the job's log has messages, steps, workers and the report") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   spec.command.argv = {"./train.py", "two words"};
-  auto job = JobDir::create(spec);
-  REQUIRE(job.has_value());
-  asio::io_context loop;
-  const auto writer = JobWriter::start(
-      loop.get_executor(), std::move(*job), [](const std::string&) {}, [] {});
+  JobDir job = made(spec);
+  WriterBench bench(std::move(job));
+  const auto& writer = bench.writer;
   const JobLog log(*writer, spec);
   spec.command = {WorkerCommand::Kind::kTrain, {"--epochs", "two\nlines"}, ""};
   (void)JobLog(*writer, spec);
@@ -769,26 +751,25 @@ TEST_CASE("the job's log has messages, steps, workers and the report") {
 }
 
 TEST_CASE("of many attempts the short ones between the first and the last are packed into one file") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   const fs::path job = directory.path / "job";
   const std::string large((64u << 10) - 5, 'x');  // with "error\n" one byte too much
   {
-    auto files = JobDir::create(spec);
-    REQUIRE(files.has_value());
+    JobDir files = made(spec);
     for (std::uint32_t attempt = 0; attempt <= 30; ++attempt) {
       if (attempt == 9) continue;  // it wrote nothing
-      (void)files->write({attempt, 0, 0, 1},
-                         attempt == 4   ? large
-                         : attempt == 3 ? large.substr(1)
-                                        : "out " + std::to_string(attempt),
-                         kStart);
-      (void)files->write({attempt, 1, 1, 2}, "error\n", kStart);
-      if (attempt == 5) (void)files->write({attempt, 0, 0, kJsonLines}, "{}\n", kStart);
-      if (attempt == 7) files->lose({attempt, 1, 1, 2}, 3);
+      (void)files.write({attempt, 0, 0, 1},
+                        attempt == 4   ? large
+                        : attempt == 3 ? large.substr(1)
+                                       : "out " + std::to_string(attempt),
+                        kStart);
+      (void)files.write({attempt, 1, 1, 2}, "error\n", kStart);
+      if (attempt == 5) (void)files.write({attempt, 0, 0, kJsonLines}, "{}\n", kStart);
+      if (attempt == 7) files.lose({attempt, 1, 1, 2}, 3);
     }
-    CHECK(files->finish() == "warning: the job's files are incomplete; missing: 3 bytes of " +
-                                 (job / "attempt_7/rank_00001.stderr").string());
+    CHECK(files.finish() == "warning: the job's files are incomplete; missing: 3 bytes of " +
+                                (job / "attempt_7/rank_00001.stderr").string());
   }
   // The first 3 and the last 20 of 31 attempts stay, so 3 to 10 are packed. But 4 is large, 5 has
   // lines.jsonl, and bytes of 7 are missing.
@@ -809,27 +790,25 @@ TEST_CASE("of many attempts the short ones between the first and the last are pa
 }
 
 TEST_CASE("with parts of a limited size no attempt is packed") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   JobSpec spec = spec_in(directory);
   spec.output.log_max_size = 1'000;
-  auto files = JobDir::create(spec);
-  REQUIRE(files.has_value());
+  JobDir files = made(spec);
   const std::string line = std::string(600, 'x') + '\n';
   for (std::uint32_t attempt = 0; attempt <= 30; ++attempt)
-    (void)files->write({attempt, 0, 0, 1}, line + line, kStart);
+    (void)files.write({attempt, 0, 0, 1}, line + line, kStart);
   CHECK(content(directory.path / "job/attempt_5/rank_00000.stdout") == line);
   CHECK(content(directory.path / "job/attempt_5/rank_00000.stdout.1") == line);
   CHECK_FALSE(fs::exists(directory.path / "job/short_attempts.txt"));
 }
 
 TEST_CASE("an attempt that cannot be packed as a whole stays as it is") {
-  const Directory directory;
-  auto files = JobDir::create(spec_in(directory));
-  REQUIRE(files.has_value());
+  const TemporaryDirectory directory;
+  JobDir files = made(spec_in(directory));
   const fs::path job = directory.path / "job";
   fs::create_directory(job / "short_attempts.txt");  // nothing can be appended
   for (std::uint32_t attempt = 0; attempt <= 24; ++attempt)
-    (void)files->write({attempt, 0, 0, 1}, "out\n", kStart);
+    (void)files.write({attempt, 0, 0, 1}, "out\n", kStart);
   CHECK(content(job / "attempt_3/rank_00000.stdout") == "out\n");
   fs::remove(job / "short_attempts.txt");
   std::ofstream(job / "short_attempts.txt") << "earlier\n";
@@ -846,20 +825,19 @@ TEST_CASE("an attempt that cannot be packed as a whole stays as it is") {
 }
 
 TEST_CASE("times.txt has the size of each stream every 10 s") {
-  const Directory directory;
-  auto job = JobDir::create(spec_in(directory));
-  REQUIRE(job.has_value());
+  const TemporaryDirectory directory;
+  JobDir job = made(spec_in(directory));
   const OutputKey key{0, 3, 0, 2};
   const fs::path times = directory.path / "job/attempt_0/times.txt";
-  job->write(key, "one\n", kStart + seconds(1));
-  job->write(key, "two\n", kStart + seconds(10));
+  job.write(key, "one\n", kStart + seconds(1));
+  job.write(key, "two\n", kStart + seconds(10));
   CHECK_FALSE(fs::exists(times));
-  job->write(key, "three\n", kStart + seconds(11));
-  job->write(key, "four\n", kStart + seconds(12));
-  job->write(key, "five\n", kStart + seconds(30));
+  job.write(key, "three\n", kStart + seconds(11));
+  job.write(key, "four\n", kStart + seconds(12));
+  job.write(key, "five\n", kStart + seconds(30));
   for (const std::uint8_t of_the_job : {kJournal, kJsonLines}) {
     for (const int second : {60, 80})
-      job->write({0, 0, 0, of_the_job}, "{}\n", kStart + seconds(second));
+      job.write({0, 0, 0, of_the_job}, "{}\n", kStart + seconds(second));
   }
   std::istringstream lines(content(times));
   std::vector<std::pair<std::string, int>> sizes;
@@ -874,7 +852,7 @@ TEST_CASE("times.txt has the size of each stream every 10 s") {
 }
 
 TEST_CASE("a report is replaced atomically") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const auto path = directory.path / "report.json";
   REQUIRE(write_report(path, "one").has_value());
   REQUIRE(write_report(path, "two, longer").has_value());
@@ -893,7 +871,7 @@ TEST_CASE("a report is replaced atomically") {
 }
 
 TEST_CASE("a report that cannot be written is an error, and leaves nothing") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const auto missing = write_report(directory.path / "no" / "report.json", "x");
   REQUIRE_FALSE(missing.has_value());
   CHECK(missing.error().text.ends_with(": No such file or directory"));
@@ -921,7 +899,7 @@ TEST_CASE("a report that cannot be written is an error, and leaves nothing") {
 }
 
 TEST_CASE("a report that cannot be renamed is an error, and leaves the old one", "[root]") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "report.json";
   REQUIRE(write_report(path, "old").has_value());
   const bool mounted = with_mount(path, path, "", MS_BIND, "", [&] {
@@ -936,7 +914,7 @@ TEST_CASE("a report that cannot be renamed is an error, and leaves the old one",
 }
 
 TEST_CASE("a reserved report is written where it lies") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "report.json", reserved = path + ".reserved";
   std::atomic<std::size_t> done = 0;
   REQUIRE(reserve_report(path).has_value());
@@ -953,7 +931,7 @@ TEST_CASE("a reserved report is written where it lies") {
 }
 
 TEST_CASE("a reserved report is brief where the disk has no room for more") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "report.json";
   std::atomic<std::size_t> done = 0;
   REQUIRE(reserve_report(path).has_value());
@@ -968,7 +946,7 @@ TEST_CASE("a reserved report is brief where the disk has no room for more") {
 }
 
 TEST_CASE("a report is written without its reservation, and beside one that is too small") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path / "report.json";
   std::atomic<std::size_t> done = 0;
   CHECK(write_reports("text", "brief", {{path, 0600, true}}, done).empty());  // somebody has deleted it
@@ -985,7 +963,7 @@ TEST_CASE("a report is written without its reservation, and beside one that is t
 }
 
 TEST_CASE("each report that cannot be written is a warning, and the others are written") {
-  const Directory directory;
+  const TemporaryDirectory directory;
   std::atomic<std::size_t> done = 0;
   const std::string missing = directory.path / "no/report.json";
   const auto warnings = write_reports("text", "", {{missing}, {directory.path / "report.json", 0600}}, done);

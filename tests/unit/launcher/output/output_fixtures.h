@@ -13,10 +13,10 @@
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "base/unique_fd.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 /// The ends of a console, and a directory for a job's files.
 namespace ddp::test {
@@ -69,20 +69,6 @@ inline std::string read_available(const UniqueFd& fd) {
   all.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
   return all;
 }
-
-class Directory {
- public:
-  Directory() {
-    std::string name = (std::filesystem::temp_directory_path() / "ddp-files-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Directory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::filesystem::path path;
-};
 
 inline std::string content(const std::filesystem::path& path) {
   const std::ifstream file(path, std::ios::binary);
