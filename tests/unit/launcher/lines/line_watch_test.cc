@@ -115,7 +115,7 @@ TEST_CASE("states that are made again do not change what an open line matches") 
   patterns.read("start ", first);
   LinePatterns::Line other;
   std::mt19937 bits(1);
-  for (std::size_t i = 0; i < 10 * LinePatterns::kMostStates; ++i)
+  for (std::size_t i = 0; i < 4 * LinePatterns::kMostStates; ++i)
     patterns.read(bits() % 2 == 0 ? "a" : "b", other);
   CHECK(other.text.size() == LinePatterns::Line::kKept);
   patterns.read("the end\nanother\n", first);

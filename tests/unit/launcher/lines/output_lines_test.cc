@@ -97,10 +97,10 @@ TEST_CASE("carriage returns leave what a terminal would show") {
 TEST_CASE("an endless progress bar occupies one row") {
   LineAssembler lines("");
   std::string out;
-  for (int i = 0; i < 200'000; ++i)
+  for (int i = 0; i < 20'000; ++i)
     lines.add("\r step " + std::to_string(i), out);
   CHECK(out.empty());
-  CHECK(lines.held() == 2 * std::string(" step 199999").size());  // this frame and the one before
+  CHECK(lines.held() == 2 * std::string(" step 19999").size());  // this frame and the one before
 }
 
 TEST_CASE("a line over 1 MiB is split with a mark, one of 1 MiB is not") {
@@ -117,7 +117,7 @@ TEST_CASE("a line over 1 MiB is split with a mark, one of 1 MiB is not") {
 TEST_CASE("a redrawn row keeps no text that is too long for a bar") {
   LineAssembler lines("");
   std::string out;
-  for (int i = 0; i < 100; ++i)
+  for (int i = 0; i < 10; ++i)
     lines.add("\r" + std::string(kMaxLine / 2, 'x') + "\n", out);
   lines.add("\r", out);
   CHECK(lines.held() < 2 * kMaxLine);
@@ -153,7 +153,7 @@ TEST_CASE("the assembler is reusable after finish") {
 TEST_CASE("property: the output does not depend on the chunks") {
   std::mt19937 random(11);
   const std::string alphabet = std::string("ab\n\r\n\r", 6) + std::string(1, '\0') + "\xc3\xa9";
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 1000; ++round) {
     std::string bytes;
     const std::size_t size = random() % 200;
     for (std::size_t i = 0; i < size; ++i)
@@ -166,9 +166,9 @@ TEST_CASE("property: the output does not depend on the chunks") {
 
 TEST_CASE("property: the same holds around the line limit") {
   std::mt19937 random(12);
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 8; ++round) {
     std::string bytes;
-    for (int part = 0; part < 4; ++part) {
+    for (int part = 0; part < 2; ++part) {
       bytes += std::string(kMaxLine - 2 + random() % 5, 'x');
       const char* const ends[] = {"\n", "\r", "\r\n", "", "y"};
       bytes += ends[random() % 5];
@@ -205,7 +205,7 @@ TEST_CASE("the tail keeps the last lines in bounded memory") {
 
 TEST_CASE("property: the tail equals the end of the input") {
   std::mt19937 random(13);
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 60; ++round) {
     StderrTail tail;
     std::string all;
     const int adds = 1 + static_cast<int>(random() % 30);
@@ -314,7 +314,7 @@ TEST_CASE("bytes that are not UTF-8 can be recovered") {
   CHECK(json_of("\xf5\x80\x80\x80") == R"("\udcf5\udc80\udc80\udc80")");
   CHECK(json_of("\xf0\x9f\x9a") == R"("\udcf0\udc9f\udc9a")");  // truncated
   std::mt19937 random(11);
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 1000; ++round) {
     std::string bytes;
     for (std::size_t size = random() % 12; bytes.size() < size;) {
       const char* const parts[] = {"é", "漢", "🚀", "\xed\xa0", "\xf4\x8f\xbf\xbf", "\"", "\\", "\n", "x"};
@@ -335,36 +335,32 @@ TEST_CASE("lines as JSON objects") {
   out.clear();
   lines.add(source, 2, "err\n", "T2", out);
   lines.add(source, 1, "o\n10%\r20%\r30%\nlast", "T3", out);
+  lines.add({"gpu \"02\"", 14, 6, 1, ""}, 1, "other\n", "T3", out);
   lines.add(source, 1, "", "T4", out);
-  const char* const expected[][3] = {
-      {"T2", "stderr", "err"}, {"T3", "stdout", "two"}, {"T4", "stdout", "30%"}, {"T4", "stdout", "last"}};
+  struct Row {
+    const char *time, *stream, *line;
+    int rank = 13;
+  };
+  const Row expected[] = {{"T2", "stderr", "err"},
+                          {"T3", "stdout", "two"},
+                          {"T3", "stdout", "other", 14},
+                          {"T4", "stdout", "30%"},
+                          {"T4", "stdout", "last"}};
   std::string_view rest = out;
   for (const auto& want : expected) {
     const std::size_t end = rest.find('\n');
     REQUIRE(end != std::string_view::npos);
     const auto object = nlohmann::json::parse(rest.substr(0, end));
-    CHECK(object["time"] == want[0]);
-    CHECK(object["stream"] == want[1]);
-    CHECK(object["line"] == want[2]);
+    CHECK(object["time"] == want.time);
+    CHECK(object["stream"] == want.stream);
+    CHECK(object["line"] == want.line);
     CHECK(object["host"] == "gpu \"02\"");
-    CHECK(object["rank"] == 13);
-    CHECK(object["local_rank"] == 5);
+    CHECK(object["rank"] == want.rank);
+    CHECK(object["local_rank"] == want.rank - 8);
     CHECK(object.size() == 6);
     rest.remove_prefix(end + 1);
   }
   CHECK(rest.empty());
-}
-
-TEST_CASE("each rank and stream has lines of its own") {
-  JsonLines lines;
-  std::string out;
-  lines.add({"h", 0, 0, 0, ""}, 1, "a", "T", out);
-  lines.add({"h", 1, 1, 0, ""}, 1, "b\n", "T", out);
-  lines.add({"h", 0, 0, 0, ""}, 2, "c\n", "T", out);
-  lines.add({"h", 0, 0, 0, ""}, 1, "d\n", "T", out);
-  CHECK(out.find(R"("line":"ad"})") != std::string::npos);
-  CHECK(out.find(R"("line":"b"})") != std::string::npos);
-  CHECK(out.find(R"("line":"c"})") != std::string::npos);
 }
 
 }  // namespace
