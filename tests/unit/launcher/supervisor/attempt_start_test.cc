@@ -73,15 +73,6 @@ TEST_CASE("attempt start: the store is opened, then all others probe it, then th
   CHECK(spawn.interface_name == "eth0");
 }
 
-TEST_CASE("attempt start: a single node needs no probe") {
-  AttemptStart start;
-  REQUIRE(start.begin(0, nodes(1), "").has_value());
-  const auto step = start.opened(0, opened(0));
-  CHECK(step.ready);
-  CHECK(step.probes.empty());
-  CHECK(is_empty(start.opened(0, opened(0))));
-}
-
 TEST_CASE("attempt start: late, repeated and foreign answers change nothing") {
   AttemptStart start;
   REQUIRE(start.begin(3, nodes(2), "").has_value());
@@ -110,54 +101,6 @@ TEST_CASE("attempt start: an address that was not probed fails it") {
   CHECK(step.failure->code == ErrorCode::kProtocol);
   CHECK(step.failure->text == "it reported an address that was not probed");
   CHECK_FALSE(step.ready);
-}
-
-TEST_CASE("attempt start: a node that reaches no address fails it") {
-  AttemptStart start = probing(2);
-  const auto step = start.probed(1, {3, "", "10.0.0.1: connection refused"});
-  REQUIRE(step.failure);
-  CHECK(step.failure->code == ErrorCode::kUnreachable);
-  CHECK(
-      step.failure->text ==
-      "it cannot reach the store on n0 (10.0.0.1: connection refused); open port 4711 between the nodes, or "
-      "choose a network with --network");
-  CHECK_FALSE(step.ready);
-}
-
-TEST_CASE("attempt start: the other nodes that cut off an address are named") {
-  AttemptStart start = probing(3, 2);
-  CHECK(start.probed(2, {3, "10.1.0.1", "10.0.0.1: no route"}).detail ==
-        "n2 cannot reach n0 at every address: 10.0.0.1: no route");
-  REQUIRE(start.probed(1, {3, "10.0.0.1", ""}).probes.size() == 1);  // now for the second address
-  const auto step = start.probed(1, {3, "", "no route"});
-  REQUIRE(step.failure);
-  CHECK(step.failure->text ==
-        "it cannot reach the store on n0 (no route), and n2 does not reach 10.0.0.1; open port 4711 between "
-        "the nodes, or choose a network with --network");
-}
-
-TEST_CASE("attempt start: all take the best address that all reach") {
-  AttemptStart start = probing(3, 2);
-  CHECK(start.probed(1, {3, "10.0.0.1", ""}).detail.empty());
-  const auto again = start.probed(2, {3, "10.1.0.1", ""});
-  REQUIRE(again.probes.size() == 1);  // node 1 has not tried the second address
-  CHECK(again.probes[0].participant == 1);
-  CHECK(again.probes[0].message.addresses == Texts{"10.1.0.1"});
-  CHECK_FALSE(again.ready);
-  CHECK(start.probed(1, {3, "10.1.0.1", ""}).ready);
-  const Texts lines = start.network_lines({});
-  REQUIRE(lines.size() == 2);
-  CHECK(lines[0] == "network 10.1.0.0/24: MASTER_ADDR=10.1.0.1 (eth1)");
-  CHECK(lines[1] == "n2 cannot reach n0 at 10.0.0.1 (10.0.0.0/24); trying the next address");
-}
-
-TEST_CASE("attempt start: InfiniBand that is not used is a warning") {
-  AttemptStart start = probing(2);
-  REQUIRE(start.probed(1, {3, "10.0.0.1", ""}).ready);
-  CHECK(start.network_lines({{"n0", 8, {"mlx5_0"}, ""}, {"n1", 8, {"mlx5_0"}, ""}}).size() == 1);
-  const Texts lines = start.network_lines({{"n0", 8, {"mlx5_0"}, "no memlock"}, {"n1", 8, {"mlx5_0"}, ""}});
-  REQUIRE(lines.size() == 2);
-  CHECK(lines[1] == "warning: NCCL will use TCP sockets although InfiniBand exists: no memlock (n0)");
 }
 
 TEST_CASE("attempt start: the interface of the probe counts where the route names none") {
@@ -209,12 +152,12 @@ TEST_CASE("attempt start: the store is ordered as the user wants it, for the nod
 }
 
 TEST_CASE("attempt start: of very many addresses the store gets those that are on a route") {
-  std::vector<NodeNetwork> many = nodes(2000);
+  std::vector<NodeNetwork> many = nodes(10'000);
   for (std::size_t i = 0; i < many.size(); ++i) {
     const std::string low = std::to_string(i / 250) + "." + std::to_string(i % 250 + 1);
     many[i].connected = "10.0." + low;
     many[i].interfaces = {kLoopback};
-    for (int net = 0; net < 40; ++net)
+    for (int net = 0; net < 9; ++net)
       many[i].interfaces.push_back(
           {"eth" + std::to_string(net), "10." + std::to_string(net) + "." + low, 16, true, false});
   }
@@ -222,8 +165,9 @@ TEST_CASE("attempt start: of very many addresses the store gets those that are o
   REQUIRE(start.begin(3, many, "").has_value());
   const Texts allow = start.store_order(JobSpec()).allow;
   CHECK(allow.size() <= rendezvous::kMaxListElements);
-  CHECK(allow.size() >= 2000);
-  CHECK(std::ranges::count(allow, "10.0.7.250") == 1);
+  CHECK(allow.size() >= 10'000);
+  CHECK(std::ranges::count(allow, "10.0.39.250") == 1);
+  CHECK(std::ranges::count(allow, "10.1.39.250") == 1);  // on another route
 }
 
 JobSpec spec_of_node_0() {

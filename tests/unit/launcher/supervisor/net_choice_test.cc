@@ -117,101 +117,113 @@ TEST_CASE("nodes without a machine ID never count as one machine") {
   CHECK_FALSE(choose_network({a, b}, "")->one_machine);
 }
 
-TEST_CASE("the shared network of the resolved names is taken") {
-  const auto choice = choose_network({node("a", "10.1.0.1", {"eth0 192.168.0.1/24", "ib0 10.1.0.1/16"}),
-                                      node("b", "10.1.0.2", {"eth0 192.168.0.2/24", "ib1 10.1.0.2/16"})},
-                                     "");
-  REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs() == Texts{"10.1.0.1", "192.168.0.1"});
-  CHECK(choice->routes[0].interfaces == Texts{"ib0", "ib1"});
-  CHECK(choice->reason == "10.1.0.0/16, shared by all 2 nodes, where their names resolve to: 10.1.0.1");
-}
+struct NetworkRow {
+  const char* name;
+  std::vector<NodeNetwork> nodes;
+  Texts master_addrs;
+  Texts interfaces;         ///< of the first route, of each node; not checked if empty
+  std::string reason = "";  ///< not checked if empty
+};
 
-TEST_CASE("localhost as node 0 of remote nodes gets its address on their network") {
-  const auto choice =
-      choose_network({node("localhost", "127.0.0.1", {"wlan0 192.168.7.9/24", "eth0 10.0.0.9/24"}),
-                      node("gpu01", "10.0.0.1", {"eth0 10.0.0.1/24"})},
-                     "");
-  REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs() == Texts{"10.0.0.9"});
-  CHECK(choice->routes[0].interfaces == Texts{"eth0", "eth0"});
-  CHECK(choice->reason == "10.0.0.0/24, shared by all 2 nodes, where 1 of their names resolve to: 10.0.0.9");
-}
-
-TEST_CASE("host-local bridges and inactive interfaces do not count") {
-  const auto choice = choose_network(
-      {node("a", "10.0.0.1", {"docker0 172.17.0.1/16", "eth1 10.5.0.1/24 down", "eth0 10.0.0.1/24"}),
-       node("b", "10.0.0.2", {"docker0 172.17.0.1/16", "eth1 10.5.0.2/24 down", "eth0 10.0.0.2/24"})},
-      "");
-  CHECK(choice->master_addrs() == Texts{"10.0.0.1"});
-  // A bridge of another name is recognized by its address, which is the same on both nodes.
-  const auto misbehaved = choose_network({node("a", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.1/24"}),
-                                          node("b", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.2/24"})},
-                                         "");
-  CHECK(misbehaved->master_addrs() == Texts{"10.0.0.1"});
-  CHECK(misbehaved->reason == "10.0.0.0/24, shared by all 2 nodes: 10.0.0.1");
-}
-
-TEST_CASE("a bridge counts if a node was reached through it") {
-  const auto choice =
-      choose_network({node("localhost", "127.0.0.1", {"docker0 172.17.0.1/16", "eth0 10.0.0.1/24"}),
-                      node("box", "172.17.0.2", {"eth0 172.17.0.2/16"})},
-                     "");
-  REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs() == Texts{"172.17.0.1"});
-  CHECK(choice->routes[0].interfaces == Texts{"docker0", "eth0"});
-}
-
-TEST_CASE("a VPN comes last, unless the names resolve to it") {
-  const Texts a{"wg0 10.8.0.1/24", "eth0 10.0.0.1/24"};
-  const Texts b{"wg0 10.8.0.2/24", "eth0 10.0.0.2/24"};
-  CHECK(choose_network({node("a", "", a), node("b", "", b)}, "")->master_addrs() ==
-        Texts{"10.0.0.1", "10.8.0.1"});
-  CHECK(choose_network({node("a", "10.8.0.1", a), node("b", "10.8.0.2", b)}, "")->master_addrs() ==
-        Texts{"10.8.0.1", "10.0.0.1"});
-}
-
-TEST_CASE("IPv6 is used but never link-local; IPv4 comes first when both are shared") {
-  const auto v6 = choose_network({node("a", "fd00::1", {"eth0 fe80::1/64", "eth0 fd00::1/64"}),
-                                  node("b", "fd00::2", {"eth0 fe80::2/64", "eth0 fd00::2/64"})},
-                                 "");
-  CHECK(v6->master_addrs() == Texts{"fd00::1"});
-  CHECK(v6->reason == "fd00::/64, shared by all 2 nodes, where their names resolve to: fd00::1");
-  CHECK(choose_network({node("a", "", {"eth0 fd80::1/64"}), node("b", "", {"eth0 fd80::2/64"})}, "")
-            ->master_addrs() == Texts{"fd80::1"});
-  const auto both = choose_network({node("a", "", {"eth0 fd00::1/64", "eth0 10.0.0.1/24"}),
-                                    node("b", "", {"eth0 fd00::2/64", "eth0 10.0.0.2/24"})},
-                                   "");
-  CHECK(both->master_addrs() == Texts{"10.0.0.1", "fd00::1"});
-  const auto mapped = choose_network({node("a", "::ffff:10.0.0.1", {"eth9 10.9.0.1/24", "eth0 10.0.0.1/24"}),
-                                      node("b", "::ffff:10.0.0.2", {"eth9 10.9.0.2/24", "eth0 10.0.0.2/24"})},
-                                     "");
-  CHECK(mapped->master_addrs().front() == "10.0.0.1");
-}
-
-TEST_CASE("without a shared network the address at which node 0 was reached is taken") {
-  // A routed pod network, and a cloud that gives /32.
-  const auto routed = choose_network({node("pod-0", "10.244.1.7", {"eth0 10.244.1.7/24"}),
-                                      node("pod-1", "10.244.2.7", {"net1 10.244.2.7/24"})},
-                                     "");
-  REQUIRE(routed.has_value());
-  CHECK(routed->master_addrs() == Texts{"10.244.1.7"});
-  CHECK(routed->routes[0].interfaces == Texts{"eth0", "net1"});
-  CHECK(routed->reason ==
-        "no network is shared by all nodes; taking the address at which pod-0 was reached: 10.244.1.7");
-
-  const auto nat = choose_network({node("front", "203.0.113.5", {"eth0 10.128.0.2/32"}),
-                                   node("b", "203.0.113.6", {"eth0 10.128.0.3/32"})},
-                                  "");
-  CHECK(nat->master_addrs() == Texts{"203.0.113.5", "10.128.0.2"});
-  CHECK(nat->routes[0].interfaces == Texts{"", ""});
-
-  const auto only = choose_network({node("localhost", "127.0.0.1", {"eth0 10.128.0.2/32"}),
-                                    node("b", "10.128.0.3", {"eth0 10.128.0.3/32"})},
-                                   "");
-  CHECK(only->master_addrs() == Texts{"10.128.0.2"});
-  CHECK(only->reason ==
-        "no network is shared by all nodes; taking the only address of localhost: 10.128.0.2");
+TEST_CASE("the network of nodes on several machines") {
+  const Texts vpn_a{"wg0 10.8.0.1/24", "eth0 10.0.0.1/24"}, vpn_b{"wg0 10.8.0.2/24", "eth0 10.0.0.2/24"};
+  const std::vector<NetworkRow> rows{
+      {"the shared network of the resolved names is taken",
+       {node("a", "10.1.0.1", {"eth0 192.168.0.1/24", "ib0 10.1.0.1/16"}),
+        node("b", "10.1.0.2", {"eth0 192.168.0.2/24", "ib1 10.1.0.2/16"})},
+       {"10.1.0.1", "192.168.0.1"},
+       {"ib0", "ib1"},
+       "10.1.0.0/16, shared by all 2 nodes, where their names resolve to: 10.1.0.1"},
+      {"localhost as node 0 of remote nodes gets its address on their network",
+       {node("localhost", "127.0.0.1", {"wlan0 192.168.7.9/24", "eth0 10.0.0.9/24"}),
+        node("gpu01", "10.0.0.1", {"eth0 10.0.0.1/24"})},
+       {"10.0.0.9"},
+       {"eth0", "eth0"},
+       "10.0.0.0/24, shared by all 2 nodes, where 1 of their names resolve to: 10.0.0.9"},
+      {"host-local bridges and inactive interfaces do not count",
+       {node("a", "10.0.0.1", {"docker0 172.17.0.1/16", "eth1 10.5.0.1/24 down", "eth0 10.0.0.1/24"}),
+        node("b", "10.0.0.2", {"docker0 172.17.0.1/16", "eth1 10.5.0.2/24 down", "eth0 10.0.0.2/24"})},
+       {"10.0.0.1"},
+       {"eth0", "eth0"}},
+      {"a bridge of another name is recognized by its address, which is the same on both nodes",
+       {node("a", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.1/24"}),
+        node("b", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.2/24"})},
+       {"10.0.0.1"},
+       {"eth0", "eth0"},
+       "10.0.0.0/24, shared by all 2 nodes: 10.0.0.1"},
+      {"a bridge counts if a node was reached through it",
+       {node("localhost", "127.0.0.1", {"docker0 172.17.0.1/16", "eth0 10.0.0.1/24"}),
+        node("box", "172.17.0.2", {"eth0 172.17.0.2/16"})},
+       {"172.17.0.1"},
+       {"docker0", "eth0"}},
+      {"a VPN comes last", {node("a", "", vpn_a), node("b", "", vpn_b)}, {"10.0.0.1", "10.8.0.1"}, {}},
+      {"a VPN comes first if the names resolve to it",
+       {node("a", "10.8.0.1", vpn_a), node("b", "10.8.0.2", vpn_b)},
+       {"10.8.0.1", "10.0.0.1"},
+       {}},
+      {"IPv6 is used, but never link-local",
+       {node("a", "fd00::1", {"eth0 fe80::1/64", "eth0 fd00::1/64"}),
+        node("b", "fd00::2", {"eth0 fe80::2/64", "eth0 fd00::2/64"})},
+       {"fd00::1"},
+       {},
+       "fd00::/64, shared by all 2 nodes, where their names resolve to: fd00::1"},
+      {"other IPv6",
+       {node("a", "", {"eth0 fd80::1/64"}), node("b", "", {"eth0 fd80::2/64"})},
+       {"fd80::1"},
+       {}},
+      {"IPv4 comes first when both are shared",
+       {node("a", "", {"eth0 fd00::1/64", "eth0 10.0.0.1/24"}),
+        node("b", "", {"eth0 fd00::2/64", "eth0 10.0.0.2/24"})},
+       {"10.0.0.1", "fd00::1"},
+       {}},
+      {"a routed pod network",
+       {node("pod-0", "10.244.1.7", {"eth0 10.244.1.7/24"}),
+        node("pod-1", "10.244.2.7", {"net1 10.244.2.7/24"})},
+       {"10.244.1.7"},
+       {"eth0", "net1"},
+       "no network is shared by all nodes; taking the address at which pod-0 was reached: 10.244.1.7"},
+      {"a cloud that gives /32",
+       {node("front", "203.0.113.5", {"eth0 10.128.0.2/32"}),
+        node("b", "203.0.113.6", {"eth0 10.128.0.3/32"})},
+       {"203.0.113.5", "10.128.0.2"},
+       {"", ""}},
+      {"such a cloud, with node 0 here",
+       {node("localhost", "127.0.0.1", {"eth0 10.128.0.2/32"}),
+        node("b", "10.128.0.3", {"eth0 10.128.0.3/32"})},
+       {"10.128.0.2"},
+       {},
+       "no network is shared by all nodes; taking the only address of localhost: 10.128.0.2"},
+      {"containers that are reached through forwarded ports of this machine",
+       {node("localhost", "127.0.0.1", {"eth0 172.20.0.2/16"}, "box1"),
+        node("localhost", "127.0.0.1", {"eth0 172.20.0.3/16"}, "box2")},
+       {"172.20.0.2"},
+       {"eth0", "eth0"}},
+      {"the same over IPv6",
+       {node("localhost", "::1", {"eth0 172.20.0.2/16"}, "box1"),
+        node("localhost", "::1", {"eth0 172.20.0.3/16"}, "box2")},
+       {"172.20.0.2"},
+       {}},
+      {"two nodes on one machine beside a third elsewhere share its network",
+       {node("a", "10.0.0.1", {"eth0 10.0.0.1/24"}, "m"), node("a2", "10.0.0.1", {"eth0 10.0.0.1/24"}, "m"),
+        node("b", "10.0.0.2", {"eth0 10.0.0.2/24"})},
+       {"10.0.0.1"},
+       {"eth0", "eth0", "eth0"}},
+  };
+  for (const NetworkRow& row : rows) {
+    INFO(row.name);
+    const auto choice = choose_network(row.nodes, "");
+    REQUIRE(choice.has_value());
+    CHECK_FALSE(choice->one_machine);
+    CHECK(choice->master_addrs() == row.master_addrs);
+    if (!row.interfaces.empty()) CHECK(choice->routes[0].interfaces == row.interfaces);
+    if (!row.reason.empty()) CHECK(choice->reason == row.reason);
+  }
+  // A mapped address is IPv4.
+  CHECK(choose_network({node("a", "::ffff:10.0.0.1", {"eth9 10.9.0.1/24", "eth0 10.0.0.1/24"}),
+                        node("b", "::ffff:10.0.0.2", {"eth9 10.9.0.2/24", "eth0 10.0.0.2/24"})},
+                       "")
+            ->master_addrs()
+            .front() == "10.0.0.1");
 }
 
 TEST_CASE("without a shared network and with node 0 on loopback the error lists each node's networks") {
@@ -228,21 +240,6 @@ TEST_CASE("without a shared network and with node 0 on loopback the error lists 
         "  localhost: eth0 10.0.0.1/24, eth1 10.1.0.1/24\n"
         "  gpu01: eth0 10.2.0.1/24, ib0 10.3.0.1/24 (down)\n"
         "  bare: no address but loopback");
-}
-
-TEST_CASE("loopback is never used towards other machines") {
-  // Two containers reached through forwarded ports of this machine.
-  const auto choice = choose_network({node("localhost", "127.0.0.1", {"eth0 172.20.0.2/16"}, "box1"),
-                                      node("localhost", "127.0.0.1", {"eth0 172.20.0.3/16"}, "box2")},
-                                     "");
-  REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs() == Texts{"172.20.0.2"});
-  CHECK(choice->routes[0].interfaces == Texts{"eth0", "eth0"});
-  CHECK_FALSE(choice->one_machine);
-  const auto v6 = choose_network({node("localhost", "::1", {"eth0 172.20.0.2/16"}, "box1"),
-                                  node("localhost", "::1", {"eth0 172.20.0.3/16"}, "box2")},
-                                 "");
-  CHECK(v6->master_addrs() == Texts{"172.20.0.2"});
 }
 
 TEST_CASE("an error lists the addresses of 16 nodes and counts the others") {
@@ -327,16 +324,6 @@ TEST_CASE("--network on one machine") {
   CHECK(choose_network(nodes, "lo")->one_machine);
 }
 
-TEST_CASE("two nodes on one machine beside a third elsewhere share its network") {
-  const auto choice = choose_network(
-      {node("a", "10.0.0.1", {"eth0 10.0.0.1/24"}, "m"), node("a2", "10.0.0.1", {"eth0 10.0.0.1/24"}, "m"),
-       node("b", "10.0.0.2", {"eth0 10.0.0.2/24"})},
-      "");
-  REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs() == Texts{"10.0.0.1"});
-  CHECK(choice->routes[0].interfaces == Texts{"eth0", "eth0", "eth0"});
-}
-
 TEST_CASE("malformed addresses of a node are ignored") {
   NodeNetwork a = node("a", "not an address", {"eth0 10.0.0.1/24"});
   Interface wild = net("eth1 10.0.0.1/24");
@@ -360,71 +347,6 @@ std::vector<MasterAddress::AddressProbe> answer(MasterAddress& master,
   return master.failed(probe.node);
 }
 
-TEST_CASE("the first candidate is taken when all nodes reach it") {
-  MasterAddress master;
-  const auto probes = master.begin({"A", "B"}, 3);
-  REQUIRE(probes.size() == 2);
-  CHECK(probes[1].addresses == Texts{"A", "B"});
-  CHECK(master.reached(1, "A").empty());
-  CHECK_FALSE(master.settled());
-  CHECK_FALSE(master.reaches(2));
-  CHECK(master.reached(2, "A").empty());
-  CHECK(master.settled());
-  CHECK(master.chosen() == "A");
-}
-
-TEST_CASE("a node that answers late with a better address is asked for the remaining one") {
-  MasterAddress master;
-  (void)master.begin({"A", "B"}, 3);
-  CHECK(master.reached(2, "B").empty());  // node 1 has not answered yet
-  const auto again = master.reached(1, "A");
-  REQUIRE(again.size() == 1);
-  CHECK(again[0].node == 1);
-  CHECK(again[0].addresses == Texts{"B"});
-  CHECK_FALSE(master.settled());
-  CHECK(master.reached(1, "B").empty());
-  CHECK(master.settled());
-  CHECK(master.chosen() == "B");
-}
-
-TEST_CASE("a third address is taken when each of two is unreachable for a node") {
-  MasterAddress master;
-  (void)master.begin({"A", "B", "C"}, 3);
-  CHECK(master.reached(1, "A").empty());
-  auto again = master.reached(2, "B");
-  REQUIRE(again.size() == 1);
-  CHECK(again[0].addresses == Texts{"B"});
-  again = master.failed(1);
-  REQUIRE(again.size() == 2);
-  CHECK(again[0].addresses == Texts{"C"});
-  CHECK(master.cut_off("A") == 2);
-  CHECK(master.cut_off("B") == 1);
-  CHECK(master.cut_off("C") == 0);
-  CHECK(master.reached(1, "C").empty());
-  CHECK(master.failed(2).empty());
-  CHECK(master.is_exhausted());
-  CHECK_FALSE(master.settled());
-  CHECK(master.chosen() == "C");
-}
-
-TEST_CASE("a new attempt starts over") {
-  MasterAddress master;
-  (void)master.begin({"A", "B"}, 2);
-  CHECK(master.reached(1, "B").empty());
-  CHECK(master.chosen() == "B");
-  (void)master.begin({"A", "B"}, 2);
-  CHECK(master.reached(1, "A").empty());
-  CHECK(master.settled());
-  CHECK(master.chosen() == "A");
-}
-
-TEST_CASE("a single node needs no probe") {
-  MasterAddress master;
-  CHECK(master.begin({"A", "B"}, 1).empty());
-  CHECK(master.settled());
-  CHECK(master.chosen() == "A");
-}
-
 TEST_CASE("an answer without a question changes nothing") {
   MasterAddress master;
   (void)master.begin({"A", "B"}, 2);
@@ -435,7 +357,8 @@ TEST_CASE("an answer without a question changes nothing") {
 
 TEST_CASE("any order of answers gives the best address that all nodes reach, or none") {
   std::mt19937 random(7);
-  for (int round = 0; round < 3000; ++round) {
+  MasterAddress master;  // each round is another attempt
+  for (int round = 0; round < 1000; ++round) {
     const Texts candidates{"A", "B", "C", "D"};
     const std::size_t nodes = 2 + random() % 5;
     std::vector<std::set<std::string>> open(nodes);
@@ -452,7 +375,6 @@ TEST_CASE("any order of answers gives the best address that all nodes reach, or 
       if (all) best = *candidate;
     }
 
-    MasterAddress master;
     auto asked = master.begin(candidates, nodes);
     while (!asked.empty()) {
       const std::size_t pick = random() % asked.size();

@@ -518,41 +518,6 @@ TEST_CASE("the credit is divided among the running nodes, for any number of host
   CHECK(credit > credit_piece(supervisor.nodes().size()));
 }
 
-TEST_CASE("the allowed addresses of the store fit into one message, for any number of nodes") {
-  JobSpec spec;
-  spec.job_id = "j";
-  spec.nproc = {rendezvous::ProcsRule::kNumber, 8};
-  spec.nproc.oversubscribe = true;
-  spec.hosts.resize(10'000);
-  for (std::size_t i = 0; i < spec.hosts.size(); ++i)
-    spec.hosts[i].name = "node" + std::to_string(i);
-  Supervisor supervisor(spec);
-  (void)supervisor.start(1000s);
-  std::vector<std::string> guests;
-  for (std::size_t i = 0; i < spec.hosts.size(); ++i) {
-    const auto address = [i](int net) {
-      return "10." + std::to_string(net) + "." + std::to_string(i / 250) + "." + std::to_string(i % 250 + 1);
-    };
-    rendezvous::Hello hello;
-    hello.hostname = hello.machine_id = spec.hosts[i].name;
-    hello.interfaces.push_back({"lo", "127.0.0.1", 8, true, true});
-    for (int net = 0; net < 9; ++net)
-      hello.interfaces.push_back({"eth" + std::to_string(net), address(net), 16, true, false});
-    (void)supervisor.step(job::NodeUp{i, hello, address(0)}, 1000s);
-    for (const job::Action& action :
-         supervisor.step(job::FromNode{i, rendezvous::JobAccepted{"p"}, 1000s}, 1000s)) {
-      const auto* send = std::get_if<job::ToNode>(&action);
-      const auto* open = send != nullptr ? std::get_if<rendezvous::OpenStore>(&send->message) : nullptr;
-      if (open != nullptr) guests = open->allow;
-    }
-  }
-  CHECK(supervisor.state() == Supervisor::State::kStarting);
-  CHECK(guests.size() <= rendezvous::kMaxListElements);
-  CHECK(guests.size() >= 10'000);
-  CHECK(std::binary_search(guests.begin(), guests.end(), "10.0.39.250"));
-  CHECK(std::binary_search(guests.begin(), guests.end(), "10.1.39.250"));  // on another route
-}
-
 TEST_CASE("the harness detects a failing scenario") {
   // A scenario with a wrong expectation must not pass: the whole description of an action is compared.
   CHECK(describe(job::Disconnect{3}) == "disconnect 3");

@@ -158,14 +158,6 @@ TEST_CASE("only survivors that still wait, on nodes of the attempt, can be the s
   CHECK(survivors.source()->step == 7);
 }
 
-TEST_CASE("a survivor with a local rank that its node did not run is ignored") {
-  Survivors survivors;
-  survivors.wait(10, {{1, true, 3}, {2, true, 9}}, 2);
-  survivors.begin(world_of(1), 30s, 0s);
-  REQUIRE(survivors.source());
-  CHECK(survivors.source()->rank == 1);
-}
-
 TEST_CASE("the user hears whether an attempt continues from a state") {
   Survivors survivors;
   survivors.begin(world_of(1), 30s, 0s);
@@ -188,7 +180,6 @@ TEST_CASE("the user hears whether an attempt continues from a state") {
 }
 
 const std::vector<EarlyExit> kOne{{3, "gpu01", {5s, 5s}}};
-const std::vector<EarlyExit> kTwo{{3, "gpu01", {5s, 5s}}, {4, "gpu01", {6s, 6s}}};
 
 TEST_CASE("attempt exits: each rank ends once") {
   AttemptRanks exits;
@@ -224,31 +215,6 @@ TEST_CASE("attempt exits: a rank runs from its start to its end") {
   CHECK(ranks.running(2, 2) == 1);
   CHECK(ranks.running(0, 5) == 3);
   CHECK(ranks.ended(0, 5) == 2);
-}
-
-TEST_CASE("attempt exits: ranks that left early are named once, a minute after the first one") {
-  AttemptRanks exits;
-  CHECK_FALSE(exits.deadline());
-  CHECK(exits.take_notice({}, 8, 1h).empty());
-  exits.add(3);
-  exits.left_early(kOne, 10s);
-  CHECK(*exits.deadline() == 70s);
-  exits.add(4);
-  exits.left_early(kTwo, 20s);  // the first one counts
-  CHECK(*exits.deadline() == 70s);
-  CHECK(exits.take_notice(kTwo, 8, 70s - 1ns).empty());
-  CHECK(exits.take_notice(kTwo, 8, 70s) ==
-        "2 of 8 ranks have exited with 0 (ranks 3-4 on gpu01); the others still run");
-  CHECK_FALSE(exits.deadline());
-  CHECK(exits.take_notice(kTwo, 8, 2h).empty());
-}
-
-TEST_CASE("attempt exits: one rank that left early is named in the singular") {
-  AttemptRanks exits;
-  exits.add(3);
-  exits.left_early(kOne, 0s);
-  CHECK(exits.take_notice(kOne, 2, 60s) ==
-        "1 of 2 ranks has exited with 0 (rank 3 on gpu01); the others still run");
 }
 
 TEST_CASE("attempt exits: nothing is said if no rank runs any more") {
