@@ -242,23 +242,6 @@ TEST_CASE("the agent knows which ends began after its signal, whatever their kin
   }
 }
 
-TEST_CASE("a node that was cut off is the cause of what its peers reported before it was given up") {
-  for (const char* words : {"RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.1]:7",
-                            "ncclRemoteError: A call failed possibly due to a network error",
-                            "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: Socket closed"}) {
-    FailureLog log;
-    log.begin_attempt(0, 0s);
-    log.worker_failed({"gpu01", 0, 0}, exit_of(1), {9s - 1ms, 9s + 1ms});
-    log.stop_ordered(9s, 5s);
-    log.set_last_output(0, {words}, "");
-    log.node_failed("gpu02", Error{ErrorCode::kLinkLost, "no heartbeat for 15 s", 0}, {4s, 5s});
-    const ExitReport report = make_exit_report(log.end());
-    CHECK(report.exit_code == 113);
-    CHECK(report.why == "node gpu02: no heartbeat for 15 s");
-    CHECK(report.text.find("consequences:\n    rank 0 on gpu01: exited 1") != std::string::npos);
-  }
-}
-
 TEST_CASE("evidence that comes late belongs to the attempt of its rank") {
   FailureLog log;
   log.begin_attempt(0, 0s);

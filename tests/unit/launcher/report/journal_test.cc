@@ -25,16 +25,7 @@ TEST_CASE("an event is one line with every common key") {
         "\"node\":\"gpu01\",\"rank\":null,\"reason\":null}\n");
 }
 
-TEST_CASE("the end of a rank has its exit code or its signal") {
-  const std::string exited =
-      line_of({.kind = Kind::kRankExited, .reason = "exited 3", .rank = 5, .attempt = 1, .exit_code = 3});
-  CHECK(exited.ends_with(
-      "\"attempt\":1,\"node\":null,\"rank\":5,\"reason\":\"exited 3\",\"exit_code\":3,\"signal\":null}\n"));
-  const std::string killed = line_of({.kind = Kind::kRankExited, .rank = 5, .signal = SIGSEGV});
-  CHECK(killed.ends_with("\"exit_code\":null,\"signal\":\"SIGSEGV\"}\n"));
-}
-
-TEST_CASE("a hang has its verdict") {
+TEST_CASE("each kind of event ends with its own keys") {
   HangVerdict verdict;
   verdict.kind = HangVerdict::Kind::kStalled;
   verdict.text = "rank 3 is stopped by a signal";
@@ -42,27 +33,24 @@ TEST_CASE("a hang has its verdict") {
   verdict.ranks = {3};
   verdict.witnesses = {{"processes", 4, "rank 3 on a: stopped by a signal"}};
   verdict.quiet = std::chrono::milliseconds(2500);
-  const std::string line = line_of({.kind = Kind::kHangNamed, .reason = verdict.text, .hang = verdict});
-  CHECK(line.ends_with(
-      R"("reason":"rank 3 is stopped by a signal","hang":{"state":"stalled","attempt":0,)"
-      R"("text":"rank 3 is stopped by a signal","confidence":"medium","ranks":[3],"quiet_s":2.5,"witnesses":)"
-      R"([{"source":"processes","ranks":4,"text":"rank 3 on a: stopped by a signal"}],"files":null}})"
-      "\n"));
-}
-
-TEST_CASE("a stop says whether a failure is its cause") {
-  CHECK(line_of({.kind = Kind::kAttemptStopping, .reason = "2 × 8", .failure = true})
-            .ends_with("\"reason\":\"2 × 8\",\"failure\":true}\n"));
-}
-
-TEST_CASE("the first event has the job") {
-  CHECK(line_of({.kind = Kind::kJobStarted, .job = "run7"}).ends_with("\"reason\":null,\"job\":\"run7\"}\n"));
-}
-
-TEST_CASE("an attempt has its nodes and ranks") {
-  CHECK(line_of({.kind = Kind::kAttemptStarted, .attempt = 2, .nodes = {{"gpu01", 0, 8}, {"gpu02", 8, 4}}})
-            .ends_with("\"nodes\":[{\"node\":\"gpu01\",\"first_rank\":0,\"ranks\":8},"
-                       "{\"node\":\"gpu02\",\"first_rank\":8,\"ranks\":4}]}\n"));
+  const std::pair<JournalEvent, std::string> rows[] = {
+      {{.kind = Kind::kJobStarted, .job = "run7"}, R"("reason":null,"job":"run7"})"},
+      {{.kind = Kind::kRankExited, .reason = "exited 3", .rank = 5, .attempt = 1, .exit_code = 3},
+       R"("attempt":1,"node":null,"rank":5,"reason":"exited 3","exit_code":3,"signal":null})"},
+      {{.kind = Kind::kRankExited, .rank = 5, .signal = SIGSEGV}, R"("exit_code":null,"signal":"SIGSEGV"})"},
+      {{.kind = Kind::kAttemptStopping, .reason = "2 × 8", .failure = true},
+       R"("reason":"2 × 8","failure":true})"},
+      {{.kind = Kind::kAttemptStarted, .attempt = 2, .nodes = {{"gpu01", 0, 8}, {"gpu02", 8, 4}}},
+       R"("nodes":[{"node":"gpu01","first_rank":0,"ranks":8},{"node":"gpu02","first_rank":8,"ranks":4}]})"},
+      {{.kind = Kind::kHangNamed, .reason = verdict.text, .hang = verdict},
+       R"("reason":"rank 3 is stopped by a signal","hang":{"state":"stalled","attempt":0,)"
+       R"("text":"rank 3 is stopped by a signal","confidence":"medium","ranks":[3],"quiet_s":2.5,"witnesses":)"
+       R"([{"source":"processes","ranks":4,"text":"rank 3 on a: stopped by a signal"}],"files":null}})"},
+  };
+  for (const auto& [event, end] : rows) {
+    INFO(line_of(event));
+    CHECK(line_of(event).ends_with(end + '\n'));
+  }
 }
 
 TEST_CASE("a long reason with any bytes is one valid line") {

@@ -78,19 +78,20 @@ TEST_CASE("the report lists ranks that exited 0 before the cause or the user's s
 TEST_CASE("long texts of very many failures do not make the report long, and the cause keeps its own") {
   JobEnd end;
   const std::string trace(32u << 10, 't');
-  for (int rank = 0; rank < 1000; ++rank) {
+  for (int rank = 0; rank < 200; ++rank) {
     Failure failure = crashed();
     failure.rank = rank;
     failure.happened = {failure.happened.earliest + rank * 1s, failure.happened.latest + rank * 1s};
     failure.evidence.exception = WorkerException{"E", "m", "f", trace, {}};
     end.failures.push_back(std::move(failure));
   }
-  CHECK(report_json(end, make_exit_report(end), facts()).size() < 8u << 20);
-  const Json report = made(end);
+  const std::string text = report_json(end, make_exit_report(end), facts());
+  CHECK(text.size() < 5u << 20);  // of 6.5 MB
+  const Json report = Json::parse(text);
   CHECK(report["root_cause"]["exception"]["traceback"] == trace);
-  CHECK(report["other_failures"].size() == 999);
-  CHECK(report["other_failures"][998]["exception"]["traceback"] == trace.substr(0, 1'000));
-  CHECK(report["other_failures"][998]["exception"]["message"] == "m");
+  CHECK(report["other_failures"].size() == 199);
+  CHECK(report["other_failures"][198]["exception"]["traceback"] == trace.substr(0, 1'000));
+  CHECK(report["other_failures"][198]["exception"]["message"] == "m");
 }
 
 TEST_CASE("the report of a failed job") {
@@ -145,7 +146,7 @@ TEST_CASE("a brief report has the end and its cause, and is short whatever faile
   end.failures = {crashed()};
   end.failures[0].error.text = std::string(100'000, 'x');
   end.failures[0].last_stderr = std::vector<std::string>(20, std::string(10'000, 'x'));
-  for (int rank = 0; rank < 1'000; ++rank) {
+  for (int rank = 0; rank < 100; ++rank) {
     end.failures.push_back(crashed());
     end.earlier.push_back(crashed());
   }
