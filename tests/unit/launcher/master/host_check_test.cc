@@ -66,6 +66,12 @@ struct CheckedJob {
     after([&] { check->on_message(node, message); });
   }
   void checked(std::size_t node) { receive(node, rendezvous::NodeChecked{}); }
+  void check_all() {
+    for (std::size_t node = 0; node < spec.hosts.size(); ++node)
+      up(node);
+    for (std::size_t node = 0; node < spec.hosts.size(); ++node)
+      checked(node);
+  }
   void opened() {
     rendezvous::StoreOpened message;
     message.port = 4000;
@@ -170,10 +176,7 @@ TEST_CASE("ddplaunch hosts asks a node for nothing beyond its hello") {
 TEST_CASE("the store answers the nodes and --store-allow, as that of a job") {
   CheckedJob job(2);
   job.spec.store_allow = {"203.0.113.0/24"};
-  for (const std::size_t node : {0, 1})
-    job.up(node);
-  for (const std::size_t node : {0, 1})
-    job.checked(node);
+  job.check_all();
   CHECK(job.did == "0 OpenStore");
   CHECK(job.store_guests == std::vector<std::string>{"10.0.0.1", "10.0.0.2", "127.0.0.1", "203.0.113.0/24"});
 }
@@ -243,10 +246,7 @@ TEST_CASE("a setup that does not end is named, and a short limit is shown exactl
 
 TEST_CASE("a route that no node reports in time counts as closed") {
   CheckedJob job(2, {}, 1s);
-  for (const std::size_t node : {0, 1})
-    job.up(node);
-  for (const std::size_t node : {0, 1})
-    job.checked(node);
+  job.check_all();
   job.opened();
   job.tick();
   CHECK(job.did == "0 Leave, 1 Leave");
@@ -258,10 +258,7 @@ TEST_CASE("a route that no node reports in time counts as closed") {
 
 TEST_CASE("a port that cannot be opened") {
   CheckedJob job(2);
-  for (const std::size_t node : {0, 1})
-    job.up(node);
-  for (const std::size_t node : {0, 1})
-    job.checked(node);
+  job.check_all();
   rendezvous::Refused refused;
   refused.text = "port 29500 is in use";
   job.receive(0, refused);
