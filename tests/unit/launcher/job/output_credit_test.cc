@@ -122,17 +122,6 @@ TEST_CASE("without a ready rank or without credit there is no turn") {
   CHECK(turns.round(ready, 0).empty());
 }
 
-TEST_CASE("a quiet rank's line is sent in the next round beside seven busy ranks") {
-  Node node;
-  for (std::uint32_t rank = 0; rank < 7; ++rank)
-    node.waiting[rank] = 100u << 20;
-  for (int round = 0; round < 10; ++round)
-    node.round(256u << 10);
-  node.waiting[7] = 80;
-  node.round(256u << 10);
-  CHECK(node.waiting[7] == 0);
-}
-
 TEST_CASE("a pending end of file gets a turn") {
   OutputTurns turns;
   const std::vector<OutputTurns::Ready> ready{{3, 0}};
