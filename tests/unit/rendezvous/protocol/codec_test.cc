@@ -27,47 +27,6 @@ std::string payload_of(const Message& message) {
   return frame.substr(kFrameHeader);
 }
 
-JobStart sample_job() {
-  JobStart job;
-  job.job_id = "j1";
-  job.host = "gpu01";
-  job.command_kind = 2;
-  job.argv = {"train.py", "--lr", "0.1", std::string("\0\n\xff", 3)};
-  job.env = {{"A", ""}, {"B", "x=y"}};
-  job.devices = {"0", "2"};
-  job.local = true;
-  job.credit = 262144;
-  job.setup = {"module load cuda\n", ""};
-  return job;
-}
-
-TEST_CASE("a message with every kind of field survives its encoding") {
-  const JobStart job = sample_job();
-  const std::string payload = payload_of(job);
-  const auto back = decode_payload(payload);
-  REQUIRE(back.has_value());
-  const auto& got = std::get<JobStart>(*back);
-  CHECK(got.job_id == job.job_id);
-  CHECK(got.argv == job.argv);
-  CHECK(got.env == job.env);
-  CHECK(got.devices == job.devices);
-  CHECK(got.local);
-  CHECK(got.credit == job.credit);
-  CHECK(got.setup == job.setup);
-
-  Hello hello;
-  hello.hostname = "n";
-  hello.clock_ns = 0x0123456789abcdefull;
-  hello.interfaces = {{"eth0", "10.0.0.1", 24, true, false}, {"lo", "127.0.0.1", 8, true, true}};
-  const std::string hello_payload = payload_of(hello);
-  const auto hello_back = decode_payload(hello_payload);
-  REQUIRE(hello_back.has_value());
-  CHECK(std::get<Hello>(*hello_back).clock_ns == hello.clock_ns);
-  REQUIRE(std::get<Hello>(*hello_back).interfaces.size() == 2);
-  CHECK(std::get<Hello>(*hello_back).interfaces[1].loopback);
-  CHECK(std::get<Hello>(*hello_back).workers == 0);
-}
-
 TEST_CASE("the bytes are those of docs/developers/protocol.md") {
   std::string frame;
   append_frame(Stop{0x01020304, 5, "ab", 2}, frame);
@@ -80,16 +39,6 @@ TEST_CASE("the bytes are those of docs/developers/protocol.md") {
       "ab\x02",
       20);
   CHECK(frame == expected);
-}
-
-TEST_CASE("every truncation and every extra byte of a message is refused") {
-  const std::string payload = payload_of(sample_job());
-  for (std::size_t size = 0; size < payload.size(); ++size) {
-    const auto result = decode_payload(std::string_view(payload).substr(0, size));
-    REQUIRE_FALSE(result.has_value());
-    REQUIRE(result.error().code == ErrorCode::kProtocol);
-  }
-  CHECK_FALSE(decode_payload(payload + "x").has_value());
 }
 
 TEST_CASE("unknown types, invalid booleans and false counts are refused by name") {
@@ -192,20 +141,21 @@ std::vector<std::string> field_texts(const Message& message) {
   return fields.texts;
 }
 
+/// Returns each message twice: as it is made, and with a value in each field.
 template <std::size_t... Index>
-std::vector<Message> one_of_each(std::index_sequence<Index...>) {
+std::vector<Message> two_of_each(std::index_sequence<Index...>) {
   std::vector<Message> messages;
   (messages.emplace_back(std::in_place_index<Index>), ...);
-  for (Message& message : messages)
-    std::visit(Filler{}, message);
+  (std::visit(Filler{}, messages.emplace_back(std::in_place_index<Index>)), ...);
   return messages;
 }
 
 TEST_CASE("every message survives its encoding, has a size and a name, and is refused if it is cut") {
-  std::set<std::string_view> names;
-  for (const Message& message : one_of_each(std::make_index_sequence<std::variant_size_v<Message>>{})) {
+  std::multiset<std::string_view> names;
+  for (const Message& message : two_of_each(std::make_index_sequence<std::variant_size_v<Message>>{})) {
     CAPTURE(message_name(message));
-    CHECK(names.insert(message_name(message)).second);
+    names.insert(message_name(message));
+    CHECK(names.count(message_name(message)) <= 2);
     std::string frame;
     append_frame(message, frame);
     CHECK(frame.size() == frame_size(message));
@@ -215,7 +165,7 @@ TEST_CASE("every message survives its encoding, has a size and a name, and is re
     REQUIRE(back->index() == message.index());
     CHECK(field_texts(*back) == field_texts(message));
     for (std::size_t size = 0; size < payload.size(); ++size)
-      REQUIRE_FALSE(decode_payload(payload.substr(0, size)).has_value());
+      REQUIRE(decode_payload(payload.substr(0, size)).error().code == ErrorCode::kProtocol);
     CHECK_FALSE(decode_payload(std::string(payload) + "x").has_value());
   }
   CHECK(names.contains("Hello"));
@@ -413,24 +363,17 @@ TEST_CASE("any order of queueing and sending gives the bytes in order") {
   CHECK(queue.empty());
 }
 
-std::string cleaned(std::string text) {
-  clean_text(text);
-  return text;
+template <class M>
+M cleaned(const M& of_a_node) {
+  Message message = of_a_node;
+  clean_texts(message);
+  return std::get<M>(message);
 }
 
 TEST_CASE("control characters do not reach a terminal") {
-  CHECK(cleaned("plain text\n\tof two lines") == "plain text\n\tof two lines");
-  CHECK(cleaned("a\033[2Jb\rc\ad\x7f") == "a?[2Jb?c?d?");
-  CHECK(cleaned(std::string("a\0b", 3)) == "a?b");
-  CHECK(cleaned("a\xc2\x9b"
-                "31mb") == "a?31mb");                                // CSI as one character
-  CHECK(cleaned("caf\xc3\xa9 \xc2\xa0") == "caf\xc3\xa9 \xc2\xa0");  // characters other than controls stay
-  CHECK(cleaned("x\xe2\x80\xaey\xe2\x81\xa9") == "x?y?");            // bidirectional marks
-  CHECK(cleaned("\xe2\x80\xa6 \xe2\x82\xac") == "\xe2\x80\xa6 \xe2\x82\xac");
-  CHECK(cleaned("\xff\xc2") == "\xff\xc2");
-  CHECK(cleaned("a\x9b"
-                "31m") == "a?31m");                             // CSI as an 8-bit terminal takes it
-  CHECK(cleaned("\xd8\x9c\xe2\x80\x8b\xef\xbb\xbf") == "???");  // U+061C, U+200B, U+FEFF
+  std::string text = "plain text\n\tof two lines \xc3\xa9 \033[2J \xc2\x9b\xe2\x80\xae\x7f";
+  clean_text(text);
+  CHECK(text == "plain text\n\tof two lines \xc3\xa9 ?[2J ???");
 }
 
 TEST_CASE("the texts of a message are cleaned, except output and logs of workers") {
@@ -438,70 +381,39 @@ TEST_CASE("the texts of a message are cleaned, except output and logs of workers
   hello.hostname = "a\033b";
   hello.interfaces.resize(1);
   hello.interfaces[0].name = "eth\r0";
-  Message message = hello;
-  clean_texts(message);
-  CHECK(std::get<Hello>(message).hostname == "a?b");
-  CHECK(std::get<Hello>(message).interfaces[0].name == "eth?0");
+  CHECK(cleaned(hello).hostname == "a?b");
+  CHECK(cleaned(hello).interfaces[0].name == "eth?0");
 
   WorkerEvidence evidence;
   evidence.oom = "\033";
   evidence.error_json = "{\r\n}";
-  message = evidence;
-  clean_texts(message);
-  CHECK(std::get<WorkerEvidence>(message).oom == "?");
-  CHECK(std::get<WorkerEvidence>(message).error_json == "{\r\n}");
-
+  CHECK(cleaned(evidence).oom == "?");
+  CHECK(cleaned(evidence).error_json == "{\r\n}");
   evidence.oom = "a\nddplaunch: exit 0";
   evidence.xid = "Xid 79\nXid 43";
-  message = evidence;
-  clean_texts(message);
-  CHECK(std::get<WorkerEvidence>(message).oom == "a\\nddplaunch: exit 0");
-  CHECK(std::get<WorkerEvidence>(message).xid == "Xid 79\nXid 43");
-
-  message = Output{0, 0, 1, 0, "\033[31m"};
-  clean_texts(message);
-  CHECK(std::get<Output>(message).data == "\033[31m");
-  message = WorkerCollectives{0, 1, "{}\n{}\n"};
-  clean_texts(message);
-  CHECK(std::get<WorkerCollectives>(message).log == "{}\n{}\n");
+  CHECK(cleaned(evidence).oom == "a\\nddplaunch: exit 0");
+  CHECK(cleaned(evidence).xid == "Xid 79\nXid 43");
+  CHECK(cleaned(Output{0, 0, 1, 0, "\033[31m"}).data == "\033[31m");
+  CHECK(cleaned(WorkerCollectives{0, 1, "{}\n{}\n"}).log == "{}\n{}\n");
 }
 
 TEST_CASE("no text of a node or worker starts a line of its own") {
-  Notice notice;
-  notice.text = "quiet\r\nddplaunch: exit 0";
-  Message message = notice;
-  clean_texts(message);
-  CHECK(std::get<Notice>(message).text == "quiet?\\nddplaunch: exit 0");
-
-  WorkerInTrouble trouble;
-  trouble.text = "lost\nddplaunch: exit 0";
-  message = trouble;
-  clean_texts(message);
-  CHECK(std::get<WorkerInTrouble>(message).text == "lost\\nddplaunch: exit 0");
-
-  Refused refused;
-  refused.text = "setup failed; its last lines:\n  one\n\nddplaunch: exit 0\n";
-  message = refused;
-  clean_texts(message);
-  CHECK(std::get<Refused>(message).text ==
+  CHECK(cleaned(Notice{"quiet\r\nddplaunch: exit 0", false}).text == "quiet?\\nddplaunch: exit 0");
+  CHECK(cleaned(WorkerInTrouble{0, 0, "lost\nddplaunch: exit 0", {}}).text == "lost\\nddplaunch: exit 0");
+  CHECK(cleaned(Refused{0, 0, "setup failed; its last lines:\n  one\n\nddplaunch: exit 0\n"}).text ==
         "setup failed; its last lines:\n  one\n  \n  ddplaunch: exit 0\n  ");
 
   NodeChecked checked;
   checked.program_trouble = "none\nddplaunch: exit 0";
   checked.environment_trouble = "setup failed; its last lines:\n  one\nddplaunch: exit 0";
-  message = checked;
-  clean_texts(message);
-  CHECK(std::get<NodeChecked>(message).program_trouble == "none\\nddplaunch: exit 0");
-  CHECK(std::get<NodeChecked>(message).environment_trouble ==
-        "setup failed; its last lines:\n  one\n  ddplaunch: exit 0");
+  CHECK(cleaned(checked).program_trouble == "none\\nddplaunch: exit 0");
+  CHECK(cleaned(checked).environment_trouble == "setup failed; its last lines:\n  one\n  ddplaunch: exit 0");
 
   Inspection inspection;
   inspection.state = "sleeping\nddplaunch: exit 0";
   inspection.text = "one\ntwo\n";
-  message = inspection;
-  clean_texts(message);
-  CHECK(std::get<Inspection>(message).state == "sleeping\\nddplaunch: exit 0");
-  CHECK(std::get<Inspection>(message).text == "one\ntwo\n");
+  CHECK(cleaned(inspection).state == "sleeping\\nddplaunch: exit 0");
+  CHECK(cleaned(inspection).text == "one\ntwo\n");
 }
 
 }  // namespace
