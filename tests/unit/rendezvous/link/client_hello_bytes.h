@@ -23,8 +23,8 @@ struct HelloBytes {
   std::string versions = number(0x0304, 2);
   std::string modes = number(1, 1);
   std::string compressions = number(0, 1);
-  std::string more;   ///< extensions before the key
-  std::string after;  ///< extensions behind the key
+  std::string more = {};   ///< extensions before the key
+  std::string after = {};  ///< extensions behind the key
   std::string binder = std::string(32, 'b');
   int keys = 1;
   bool offers_key = true;
