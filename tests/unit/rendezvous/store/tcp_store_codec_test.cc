@@ -251,16 +251,14 @@ TEST_CASE("a first byte 0 without the magic is a SET of an old client") {
 }
 
 TEST_CASE("bytes outside the protocol are refused at the first byte") {
-  CHECK(decode("GET / HTTP/1.1\r\n").error ==
-        "not a TCPStore request: byte 0x47 where an operation number belongs");
-  CHECK(decode("\x16\x03\x01").error ==
-        "not a TCPStore request: byte 0x16 where an operation number belongs");
-  CHECK(decode(greeting() + "\x13").error ==
-        "not a TCPStore request: byte 0x13 where an operation number belongs");
-  CHECK(decode(greeting() + greeting()).error ==
-        "not a TCPStore request: byte 0x00 where an operation number belongs");
-  CHECK(decode(RequestBytes(12)).error ==
-        "not a TCPStore request: byte 0x0c where an operation number belongs");
+  const std::pair<std::string, std::string> rows[] = {{"GET / HTTP/1.1\r\n", "0x47"},
+                                                      {"\x16\x03\x01", "0x16"},
+                                                      {greeting() + "\x13", "0x13"},
+                                                      {greeting() + greeting(), "0x00"},
+                                                      {RequestBytes(12), "0x0c"}};
+  for (const auto& [bytes, byte] : rows)
+    CHECK(decode(bytes).error ==
+          "not a TCPStore request: byte " + byte + " where an operation number belongs");
 }
 
 TEST_CASE("limits are checked before memory is allocated") {
