@@ -366,7 +366,9 @@ Awaitable<ByteStream::Transferred> SecureStream::write_some(asio::const_buffer b
   std::size_t sent = 0;
   while (!closed_ && !handshake_) {
     ERR_clear_error();
-    if (!write_pending_ && under_key_ >= rekey_after_ &&
+    // Only when the socket has room: with an unsent update OpenSSL wants to write before it reads. If both
+    // ends had one and full sockets, neither would read again.
+    if (!write_pending_ && under_key_ >= rekey_after_ && is_writable(native_socket()) &&
         SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1)
       under_key_ = 0;
     std::size_t count = 0;

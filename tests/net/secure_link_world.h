@@ -193,7 +193,7 @@ struct Talk {
     }
   }
   static Awaitable<> hear(Talk* talk, ByteStream* from, std::size_t wanted) {
-    std::string buffer(100'000, '\0');
+    std::string buffer(30'000, '\0');
     error_code error;
     while (!error && talk->heard.size() < wanted) {
       const auto [failed, count] = co_await from->read_some(asio::buffer(buffer));
