@@ -363,6 +363,14 @@ Result<> wait_for_end(const JobEntry& job) {
   return {};
 }
 
+void let_end(const JobEntry& job, std::chrono::milliseconds limit) {
+  const auto until = std::chrono::steady_clock::now() + limit;
+  do {
+    std::this_thread::sleep_for(kEndCheckEvery);
+  } while (state_of(job).kind == RunState::Kind::kRunning && !is_listening(job.socket) &&
+           std::chrono::steady_clock::now() < until);
+}
+
 namespace {
 
 using Time = std::chrono::nanoseconds;  // of CLOCK_REALTIME

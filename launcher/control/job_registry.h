@@ -101,6 +101,10 @@ const char* state_name(RunState::Kind kind);
 /// locks.
 Result<> wait_for_end(const JobEntry& job);
 
+/// Waits while the job's ddplaunch is about to end: it answers nobody any more, and has no report yet. At
+/// most `limit`. For a request without an answer: state_of() then tells whether the job has ended.
+void let_end(const JobEntry& job, std::chrono::milliseconds limit);
+
 /// Sets JobEntry::cleaned in the entry's file to `time`.
 Result<> mark_cleaned(const JobEntry& job, const std::string& time);
 

@@ -88,6 +88,12 @@ OrderedJson live_status(const JobEntry& job, std::chrono::milliseconds time, Err
   return {};
 }
 
+/// Returns whether a job runs that has not answered. One that ends gives its report a moment later.
+bool still_runs(const JobEntry& job) {
+  launcher::let_end(job, kLastStep);
+  return state_of(job).kind == Kind::kRunning;
+}
+
 /// Returns the root cause of a report with the keys of a running job's `failure`.
 OrderedJson failure_of(OrderedJson cause) {
   OrderedJson failure = OrderedJson::object();
@@ -321,8 +327,7 @@ int status(const OperateOptions& options, const JobEntry& job) {
   std::string last;
   for (;;) {
     auto shown = show_status(options, job, last);
-    if (!shown && state_of(job).kind != Kind::kRunning)
-      shown = show_status(options, job, last);  // it has ended
+    if (!shown && !still_runs(job)) shown = show_status(options, job, last);
     if (!shown) return fail(shown.error());
     last = std::move(*shown);
     if (!options.watch || state_of(job).kind != Kind::kRunning) {
@@ -365,8 +370,7 @@ int stop(const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
   if (state.kind == Kind::kRunning) {
     const auto asked = ask_running_job(job, "POST", options.now ? "/v1/stop?now" : "/v1/stop", kAnswerTime);
-    // The job may have ended meanwhile.
-    if (!asked && state_of(job).kind == Kind::kRunning) {
+    if (!asked && still_runs(job)) {
       Error error = asked.error();
       if (error.code != ErrorCode::kLinkLost)
         error.text += "; kill -TERM " + std::to_string(job.pid) + " stops it, too";
@@ -570,11 +574,10 @@ int ask_running(Verb verb, const OperateOptions& options, const JobEntry& job) {
   if (!why.empty())
     return fail({state.kind == Kind::kCrashed ? ErrorCode::kLinkLost : ErrorCode::kUsage, why});
   const auto code = verb == Verb::kHang ? ask_hang(options, job) : ask_workers(verb, options, job);
-  if (code) return *code;
-  // It may have been killed meanwhile.
-  if (state_of(job).kind == Kind::kCrashed)
-    return fail({ErrorCode::kLinkLost, out_of_reach(job, state_of(job), verb)});
-  return fail(code.error());
+  if (code || still_runs(job)) return code ? *code : fail(code.error());
+  const RunState end = state_of(job);
+  if (end.kind == Kind::kEnded) return had_ended(job, end);
+  return fail({ErrorCode::kLinkLost, out_of_reach(job, end, verb)});  // it was killed meanwhile
 }
 
 /// Ends with the picture of the end, which stays on the terminal.

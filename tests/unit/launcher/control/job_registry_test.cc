@@ -5,10 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/program.h"
@@ -113,6 +115,22 @@ TEST_CASE("a job that runs precedes newer ones that have ended, and of several o
   // A disk may show that the id is in use on another host.
   const UniqueFd other = run(directory.add("far", "far.1", "2026-01-05", "login2"));
   CHECK(claim_job_id(where, "far").has_error());
+}
+
+TEST_CASE("a job that answers nobody any more has ended a moment later") {
+  const JobsDirectory directory;
+  const JobEntry job = directory.add("run7", "run7.1", "2026-01-01");
+  const UniqueFd lock(::open((job.directory + "/run.lock").c_str(), O_RDWR | O_CLOEXEC));
+  REQUIRE(::flock(lock.get(), LOCK_EX | LOCK_NB) == 0);
+  std::thread ddplaunch([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    directory.end(job, 3);
+  });
+  let_end(job, std::chrono::minutes(1));
+  const RunState state = state_of(job);
+  ddplaunch.join();
+  CHECK(state.kind == RunState::Kind::kEnded);
+  CHECK(state.exit_code == 3);
 }
 
 TEST_CASE("files that are no entries are skipped") {
