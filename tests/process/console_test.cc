@@ -21,6 +21,7 @@ namespace {
 
 pid_t idle_process() {
   const pid_t pid = ::fork();
+  REQUIRE(pid >= 0);
   if (pid == 0) {
     ::pause();
     ::_exit(0);

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <functional>
+#include <tuple>
 
 #include "launcher/keeper/process_tree.h"
 #include "tests/process/process_probe.h"
@@ -88,6 +89,7 @@ void find_agent(Node& node) {
 /// Starts a node, and waits until its agent and all processes of its worker ("family": 5) are ready.
 Node start_ready(const std::string& agent_mode, const std::string& lease_ms, const std::string& worker,
                  std::size_t count, const std::function<void(ChildSpec&)>& change = {}) {
+  CAPTURE(agent_mode, lease_ms, worker);
   Node node = start(agent_mode, lease_ms, {worker}, change);
   REQUIRE(read_bytes(node.liveness.read_end.get(), count + 1).size() == count + 1);
   find_agent(node);
@@ -160,6 +162,7 @@ TEST_CASE("an agent that exits passes its code on, and its remaining processes a
 
 TEST_CASE("an agent that hangs at its end is killed with its processes, after its lease if it has one") {
   for (const std::string lease_ms : {"0", "900"}) {
+    CAPTURE(lease_ms);
     Node node = start("hang", lease_ms, {"family"});
     REQUIRE(read_bytes(node.liveness.read_end.get(), 5).size() == 5);
     const auto began = std::chrono::steady_clock::now();
@@ -173,6 +176,7 @@ TEST_CASE("an agent that hangs at its end is killed with its processes, after it
 
 TEST_CASE("the directory that an agent has reported is removed, however the agent ends") {
   for (const bool killed : {false, true}) {
+    CAPTURE(killed);
     std::string directory = "/tmp/ddp-keeper-XXXXXX";
     REQUIRE(mkdtemp(directory.data()) != nullptr);
     std::ofstream(directory + "/worker.sock").close();
@@ -190,6 +194,7 @@ TEST_CASE("the directory that an agent has reported is removed, however the agen
 
 TEST_CASE("the whole tree of a killed agent is killed, also when no process reads stderr") {
   for (const bool is_read : {true, false}) {
+    CAPTURE(is_read);
     Node node = start_ready("serve", "0", "family", 5);
     if (!is_read) node.errors.read_end.reset();
     REQUIRE(kill(node.agent, SIGKILL) == 0);
@@ -202,6 +207,7 @@ TEST_CASE("a keeper that could not kill a process reports it by its exit code, f
           "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   for (const bool killed : {false, true}) {
+    CAPTURE(killed);
     Node node = start("foreign", "0", {"rest"});
     REQUIRE(read_bytes(node.liveness.read_end.get(), 1) == "r");
     if (killed) {
@@ -248,9 +254,13 @@ TEST_CASE("a lease ends when the agent does not renew it, unless it could not ru
   Node suspended = start_ready("serve", kLeaseMs + "Z", "stubborn", 1);
   // A keeper that was frozen does not take its own pause for a silent agent.
   REQUIRE(paused.keeper.send_signal(SIGSTOP).has_value());
-  for (const Node* node : {&woken, &resumed, &suspended}) {
-    freeze(find_worker(*node));
-    freeze(node->agent);
+  const pid_t woken_worker = find_worker(woken), resumed_worker = find_worker(resumed);
+  for (const auto& [name, worker, agent] :
+       {std::tuple("woken", woken_worker, woken.agent), std::tuple("resumed", resumed_worker, resumed.agent),
+        std::tuple("suspended", find_worker(suspended), suspended.agent)}) {
+    INFO(name);
+    freeze(worker);
+    freeze(agent);
   }
   // The timers repeat: the keeper continues each time.
   for (int stop = 0; stop < 3; ++stop) {
@@ -272,8 +282,8 @@ TEST_CASE("a lease ends when the agent does not renew it, unless it could not ru
 
   const auto stopped_at = std::chrono::steady_clock::now();
   REQUIRE(kill(renewed.agent, SIGSTOP) == 0);
-  for (const Node* node : {&woken, &resumed})
-    REQUIRE(kill(find_worker(*node), SIGCONT) == 0);
+  for (const pid_t pid : {woken_worker, resumed_worker})
+    REQUIRE(kill(pid, SIGCONT) == 0);
   REQUIRE(kill(resumed.agent, SIGCONT) == 0);
   CHECK(!wait_readable(renewed.keeper.end_fd(), std::chrono::milliseconds(500)));  // since the last renewal
   CHECK(!wait_readable(resumed.keeper.end_fd(), kLongerThanLease));
@@ -296,6 +306,7 @@ TEST_CASE("a frozen agent without a lease is waited for") {
 
 TEST_CASE("after the kill of its keeper the agent stops its workers and exits, even a frozen one") {
   for (const bool is_frozen : {false, true}) {
+    CAPTURE(is_frozen);
     Node node = start_ready("serve", "0", "family", 5);
     if (is_frozen) freeze(node.agent);
     REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
@@ -305,6 +316,7 @@ TEST_CASE("after the kill of its keeper the agent stops its workers and exits, e
 
 TEST_CASE("a frozen keeper kills the tree when its agent is killed") {
   for (const bool agent_first : {false, true}) {
+    CAPTURE(agent_first);
     Node node = start_ready("serve", "0", "family", 5);
     if (agent_first) REQUIRE(kill(node.agent, SIGKILL) == 0);
     REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
@@ -327,6 +339,7 @@ TEST_CASE("a keeper that gets no timer from the kernel notices every end in time
   REQUIRE(kill(killed.agent, SIGKILL) == 0);
   REQUIRE(write(hanging.input.write_end.get(), "x", 1) == 1);
   for (Node* node : {&killed, &hanging}) {
+    INFO((node == &killed ? "killed" : "hanging"));
     CHECK(node->end() == kLost);
   }
 }

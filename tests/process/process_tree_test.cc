@@ -352,6 +352,7 @@ TEST_CASE("the reader of a search holds no descriptor of its parent, and ends wi
 TEST_CASE("a kill spares the reader of another search and does not report it as left") {
   MarkSearch search("any", std::vector<pid_t>(5000, getpid()));
   const pid_t reader = search.reader();
+  REQUIRE(reader > 0);
   REQUIRE(wait_until([&] { return read_process(reader)->state == 'S'; }));  // waits for room for its answers
   CHECK(is_search_reader(reader));
   Started worker = start_worker("rest", 1);
@@ -371,6 +372,7 @@ TEST_CASE("a search goes on with another reader when one was killed, and says th
   pids.push_back(marked.process.pid());
   MarkSearch search(job.substr(job.find('=') + 1), std::move(pids));
   const pid_t reader = search.reader();
+  REQUIRE(reader > 0);
   REQUIRE(wait_until([&] { return read_process(reader)->state == 'S'; }));  // waits for room for its answers
   REQUIRE(kill(reader, SIGKILL) == 0);
   std::vector<pid_t> found;
