@@ -128,10 +128,14 @@ TEST_CASE("a hello that weakens the link is refused before TLS reads it") {
   CHECK(verdict({.more = HelloBytes::extension(42, "")}) == "it sends early data");
   CHECK(verdict({.offers_key = false}) == "it offers no key");
   CHECK(verdict({.keys = 2}) == "it offers more than one key");
-  for (const HelloBytes& malformed :
-       {HelloBytes{.keys = 0}, HelloBytes{.compressions = number(1, 1)},
-        HelloBytes{.binder = std::string(48, 'b')}, HelloBytes{.after = HelloBytes::extension(0, "")}})
-    CHECK(verdict(malformed) == "its hello is malformed");
+  for (const auto& [flaw, hello] :
+       {std::pair("no identity", HelloBytes{.keys = 0}),
+        std::pair("compression", HelloBytes{.compressions = number(1, 1)}),
+        std::pair("binder of SHA-384", HelloBytes{.binder = std::string(48, 'b')}),
+        std::pair("extension behind the key", HelloBytes{.after = HelloBytes::extension(0, "")})}) {
+    INFO(flaw);
+    CHECK(verdict(hello) == "its hello is malformed");
+  }
 }
 
 TEST_CASE("a hello is limited in size") {
