@@ -188,6 +188,14 @@ TEST_CASE("--accept-new-host-keys stores a new key, and refuses a changed one") 
   // The ssh program finds the recorded key, and so does a transport without accept_new_host_keys.
   CHECK(output_of("ssh-keygen -F '" + bracketed("127.0.0.2") + "' -f " + known + " | wc -l") == "2");
   CHECK(run_ssh(host_named("127.0.0.2"), options_for(config), {"echo", "again"}).out == "again\n");
+
+  output_of("ssh-keygen -q -t ed25519 -N '' -f " + nodes().file("changed_host"));
+  const std::string changed =
+      bracketed("127.0.0.2") + " " + output_of("cut -d' ' -f1,2 " + nodes().file("changed_host.pub")) + "\n";
+  nodes().write("new/known_hosts", changed);
+  CHECK(failure(host_named("127.0.0.2"), options, ErrorCode::kUnreachable)
+            .starts_with("127.0.0.2: THE HOST KEY HAS CHANGED: " + place("127.0.0.2")));
+  CHECK(output_of("cat " + known) + "\n" == changed);
 }
 
 TEST_CASE("a changed host key is refused with a warning") {
@@ -415,5 +423,5 @@ TEST_CASE("an ssh-agent signs, and one that never answers blocks no other host")
   CHECK_FALSE(refused);
   loop.restart();
   while (!refused)
-    loop.run_one();
+    REQUIRE(loop.run_one_for(std::chrono::seconds(60)) > 0);
 }
