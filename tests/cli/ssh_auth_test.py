@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests every login method that one machine can offer, each with a real sshd (and a dropbear), through libssh and through the
 OpenSSH program. Also tests the message for a login that needs an answer from the user, which no job can ask for. ssh_transport_test.cc
-has unknown, changed and revoked host keys, and known_hosts_test.cc hashed ones."""
+has unknown, changed and revoked host keys through libssh, and known_hosts_test.cc hashed ones."""
 
 import getpass
 import os
@@ -413,6 +413,27 @@ class HostKeys(AuthTest):
         self.assert_native(self.launch(config, "127.0.0.2", options=("--accept-new-host-keys",)), 1)
         self.assertEqual((self.dir / "known_hosts").read_text(),
                          f"[127.0.0.9]:1 {self.key()}\n{self.entry()} {self.key()}\n")
+
+    def test_the_ssh_program_refuses_unknown_and_changed_keys(self):
+        """--accept-new-host-keys accepts no changed one, neither of the host, nor of a jump host, nor of a host behind one."""
+        other = public(keygen(self.dir / "other", "ed25519"))
+        known = {host: f"{self.entry(host)} {self.key()}\n" for host in ("127.0.0.2", "127.0.0.3")}
+        changed = {host: f"{self.entry(host)} {other}\n" for host in known}
+        accept, unknown, differs = ("--accept-new-host-keys",), "No ED25519 host key is known for ", "REMOTE HOST IDENTIFICATION HAS CHANGED"
+        for text, host, options, said in (
+                ("", "127.0.0.2", (), unknown), (changed["127.0.0.2"], "127.0.0.2", (), differs), (changed["127.0.0.2"], "127.0.0.2", accept, differs),
+                (changed["127.0.0.3"] + known["127.0.0.2"], "127.0.0.2 jump=127.0.0.3", accept, differs),
+                (changed["127.0.0.3"] + known["127.0.0.2"], "far", accept, differs),  # its jump host is in the SSH configuration
+                (changed["127.0.0.2"] + known["127.0.0.3"], "far", accept, differs)):
+            with self.subTest(text=text, host=host, options=options):
+                (self.dir / "known_hosts").write_text(text)
+                config = self.config("Host far", "  HostName 127.0.0.2", "  ProxyJump 127.0.0.3", "Host *",
+                                     f"  UserKnownHostsFile {self.dir}/known_hosts")
+                done = self.launch(config, host, program=True, options=options)
+                self.assert_code(done, 111)
+                self.assertEqual(done.out, "")
+                self.assertIn(said, done.err)
+                self.assertEqual((self.dir / "known_hosts").read_text(), text)
 
     def test_a_directory_as_known_hosts_file(self):
         config = self.config(f"UserKnownHostsFile {self.dir}")
