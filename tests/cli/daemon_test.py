@@ -5,11 +5,13 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, LaunchTest, main, wait_until
@@ -208,6 +210,38 @@ class Refusals(DaemonTest):
             self.assertEqual((done.returncode, done.stderr),
                              (110, "ddplaunchd: cannot write the result to standard output: No space left on device\n"))
 
+    def test_a_link_that_ends_after_the_proof_of_the_token_is_retried(self):
+        daemon = self.nodes(1)[0]
+
+        def pump(source, sink):
+            """Copies bytes until either end is closed or cut."""
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    sink.sendall(data)
+                sink.shutdown(socket.SHUT_WR)
+
+        def carry(front):
+            """Cuts the first link after the master's second flight, which proves its token, as a listener that ends does."""
+            with front.accept()[0] as master, socket.create_connection((daemon.address, daemon.port)) as node:
+                node.sendall(master.recv(65536))
+                while master not in (ready := select.select([node, master], [], [])[0]):
+                    master.sendall(ready[0].recv(65536))
+            with front.accept()[0] as master, socket.create_connection((daemon.address, daemon.port)) as node:
+                up = threading.Thread(target=pump, args=(master, node))
+                up.start()
+                pump(node, master)
+                up.join()
+
+        with socket.create_server(("127.0.0.2", 0)) as front:
+            front.settimeout(60)
+            carrier = threading.Thread(target=carry, args=(front,), daemon=True)
+            carrier.start()
+            done = self.run_job("--launcher", "daemon", "--host", "127.0.0.2", "--daemon-port", front.getsockname()[1],
+                                "--token-file", self.token, "--label", "", "echo", "here")
+            carrier.join(60)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "here\n")
+
     def test_tokens_that_are_refused(self):
         """Both by the daemon and by a job."""
         self.nodes(1)
@@ -391,6 +425,16 @@ class Ends(DaemonTest):
         self.assertTrue(wait_until(lambda: not self.sessions()))
         self.assert_nothing_left()
         self.assertIn("the link to the master is lost; the agent stops the job's workers on this node", daemons[0].log())
+
+    def test_interrupt(self):
+        self.nodes(2)
+        job = self.start(*self.daemon, "--label", "", "sh", "-c", "trap 'echo ended; exit 0' INT TERM; echo began; while :; do sleep 0.1; done")
+        for _ in range(2):
+            self.assertEqual(job.stdout.readline(), "began\n")
+        job.send_signal(signal.SIGINT)
+        done = self.finish(job)
+        self.assert_code(done, 130)
+        self.assertEqual(done.out, "ended\n" * 2)
 
     def test_sessions_leave_no_zombie(self):
         daemon = self.nodes(1)[0]
