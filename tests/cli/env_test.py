@@ -2,6 +2,7 @@
 """Tests the environment as data: the bytes that reach workers of other machines, where none may be visible, and --setup."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import re
@@ -40,12 +41,7 @@ class SshEnvTest(LaunchTest):
 
     def cluster(self, own=False, **settings):
         """Two nodes with the settings. Without any, all tests of the class share them, unless the test changes its `own`."""
-        if own or settings:
-            nodes = Nodes(self, 2, **settings)
-        else:
-            if "shared" not in vars(type(self)):
-                type(self).shared = Nodes.of_class(type(self), 2)
-            nodes = self.shared
+        nodes = Nodes(self, 2, **settings) if own or settings else Nodes.of_class(type(self), 2)
         self.ssh = ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 1, "--label", ""]
         return nodes
 
@@ -97,7 +93,7 @@ class EnvironmentAsData(SshEnvTest):
         hosts.write_text("".join(f"{host} slots=1 env:TMPDIR={temp}\n" for host in nodes.hosts))
         shutil.copy(hosts, self.dir / "hosts.used")
         setups = ([], ["--setup", f"export IN_SETUP={marker[::-1]}; echo set up"])
-        for transport, setup in zip(BOTH_TRANSPORTS, setups):
+        for transport, setup in itertools.product(BOTH_TRANSPORTS, setups):
             process = self.start("--hostfile", hosts, "--ssh-config", nodes.ssh_config, "--label", "", "--verbose",
                                  "--report", self.dir / "report.json", *transport, *setup, "--env-file", secrets,
                                  "--env", "API_KEY", "sh", "-c", 'test -n "$API_KEY" && echo "up"; exec sleep 60')
