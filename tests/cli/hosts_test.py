@@ -11,9 +11,8 @@ from tests.support.launch import DDPLAUNCH, LaunchTest, Nodes, main, without_wai
 
 
 class Hosts(LaunchTest):
-    @classmethod
-    def setUpClass(cls):
-        cls.nodes = Nodes.of_class(cls, 2)
+    def ssh(self):
+        return "--ssh-config", Nodes.of_class(Hosts, 2).ssh_config
 
     def hosts(self, *args, stdin=None):
         return subprocess.run([DDPLAUNCH, "hosts", *map(str, args)], capture_output=True, text=True, timeout=120,
@@ -35,7 +34,7 @@ class Hosts(LaunchTest):
     def test_plan_of_two_nodes(self):
         hosts = self.dir / "hosts"
         hosts.write_text("127.0.0.2 slots=2\n127.0.0.3 slots=3 gpus=0-2 env:SECRET=hidden\n")
-        ssh = ["--hostfile", hosts, "--ssh-config", self.nodes.ssh_config]
+        ssh = ["--hostfile", hosts, *self.ssh()]
         done = self.hosts(*ssh)
         self.assertEqual((done.returncode, without_waits(done.stderr)), (0, ""), done)
         head, first, second, blank, *rest = done.stdout.splitlines()
@@ -61,7 +60,7 @@ class Hosts(LaunchTest):
                          [f"{rank} {0 if rank < 2 else 1} {plan['network']['master_addr']}" for rank in range(5)])
 
     def test_unreachable_host(self):
-        done = self.hosts("--host", "127.0.0.2,gone address=127.0.0.2 port=1", "--ssh-config", self.nodes.ssh_config)
+        done = self.hosts("--host", "127.0.0.2,gone address=127.0.0.2 port=1", *self.ssh())
         self.assertEqual(done.returncode, 111, done)
         self.assertIn("error: gone: ", done.stdout)
         self.assertEqual(done.stderr.splitlines()[-1], "ddplaunch: exit 111: 1 host of 2 could not be checked: gone")
@@ -69,13 +68,13 @@ class Hosts(LaunchTest):
     def test_hosts_from_a_scheduler(self):
         self.env["SLURM_JOB_NODELIST"] = "127.0.0.[2-3]"
         self.env["SLURM_TASKS_PER_NODE"] = "2,1"
-        done = self.run_job("--launcher", "ssh", "--hosts-from", "slurm", "--ssh-config", self.nodes.ssh_config, "--label", "",
+        done = self.run_job("--launcher", "ssh", "--hosts-from", "slurm", *self.ssh(), "--label", "",
                             "sh", "-c", "echo $RANK $NODE_RANK")
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["0 0", "1 0", "2 1"])
 
     def test_hosts_from_standard_input(self):
-        done = self.run_job("--hosts-from", "-", "--ssh-config", self.nodes.ssh_config, "--label", "", "sh", "-c",
+        done = self.run_job("--hosts-from", "-", *self.ssh(), "--label", "", "sh", "-c",
                             "echo $RANK; cat", stdin="127.0.0.2 slots=1\n127.0.0.3 slots=2\n")
         self.assert_code(done, 0)
         self.assertEqual(sorted(done.out.splitlines()), ["0", "1", "2"])

@@ -185,8 +185,10 @@ class Nodes:
 
     @classmethod
     def of_class(cls, test_class, count, **settings):
-        """Nodes for all tests of a class, which ends them."""
-        return cls(types.SimpleNamespace(addCleanup=test_class.addClassCleanup), count, **settings)
+        """Nodes for all tests of a class, which ends them. The first call of the class makes them."""
+        if "its_nodes" not in vars(test_class):
+            test_class.its_nodes = cls(types.SimpleNamespace(addCleanup=test_class.addClassCleanup), count, **settings)
+        return test_class.its_nodes
 
     def restart_sshd(self):
         """Ends the listener, as an upgrade of the package does, and starts another. Sessions survive."""
