@@ -72,6 +72,10 @@ class Schemas(VerbTest):
             self.check("logs", json.loads(line))
         for line in (pathlib.Path(ended["directory"]) / "events.jsonl").read_text().splitlines():
             self.check("events", json.loads(line))
+        self.short_job("--watch", "nan=fail", "sh", "-c", "echo loss nan; exec sleep 1000", job="watched")
+        watched = json.loads(self.verb("report", "--json", "watched").out)
+        self.assertEqual(watched["root_cause"]["what"], "misbehaved")
+        self.check("report", watched)
         running = self.running_job("sh", "-c", "trap 'exit 0' TERM; echo hello; while :; do sleep 0.1; done")
         attached = subprocess.Popen([DDPLAUNCH, "attach", "--json", self.job], env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.addCleanup(lambda: (attached.poll() is None and attached.kill(), attached.communicate()))
