@@ -170,6 +170,12 @@ done
             written = (self.job_dir / f"attempt_0/rank_{rank:05}.stdout").read_text()
             self.assertEqual(lines, written.splitlines(), f"rank {rank}")
 
+    def test_held_lines_are_shown_before_the_report(self):
+        # The other ranks write nothing, so the line of rank 3 is held until the end.
+        done = self.run_job("--nproc-per-node", 4, "--fold", "sh", "-c", "[ $RANK = 3 ] || exec sleep 60; echo doomed; exit 3", stderr=subprocess.STDOUT)
+        self.assert_code(done, 3)
+        self.assertRegex(done.out, r"(?ms)^\[localhost:3\] doomed$.*^ddplaunch: the job failed after ")
+
 
 class Stdin(LaunchTest):
     READ = 'cat >got.$RANK; echo done'
