@@ -140,17 +140,20 @@ class Ends:
     def test_hits(self):
         for name, hits, exit_code, within in self.hits:
             with self.subTest(name):
-                # A node that is silent by itself is not given up meanwhile, but the stopped agent is.
-                job = self.start(FAMILY, "--node-timeout", "2s" if hits == ["STOP ddplaunchd"] else "15s", name=name.replace(" ", "-")).wait_up()
-                victims = [(job.find(hit.split()[1]), hit.split()[0]) for hit in hits]
-                for victim, number in victims:
-                    victim.hit(number)
-                code = job.process.wait(30)
-                self.assert_all_gone(job, within=within)
-                err = job.process.stderr.read()
-                self.assertEqual(code, exit_code, err)
-                if hits == ["KILL ddplaunchd"]:
-                    self.assertIn("the agent was killed by SIGKILL", err)
+                try:
+                    # A node that is silent by itself is not given up meanwhile, but the stopped agent is.
+                    job = self.start(FAMILY, "--node-timeout", "2s" if hits == ["STOP ddplaunchd"] else "15s", name=name.replace(" ", "-")).wait_up()
+                    victims = [(job.find(hit.split()[1]), hit.split()[0]) for hit in hits]
+                    for victim, number in victims:
+                        victim.hit(number)
+                    code = job.process.wait(30)
+                    self.assert_all_gone(job, within=within)
+                    err = job.process.stderr.read()
+                    self.assertEqual(code, exit_code, err)
+                    if hits == ["KILL ddplaunchd"]:
+                        self.assertIn("the agent was killed by SIGKILL", err)
+                finally:  # after a failed case, for the next one
+                    kill_below()
 
     def test_another_job_of_the_same_program_is_not_touched(self):
         other = self.start("stubborn+child+session+daemon", name="other").wait_up()

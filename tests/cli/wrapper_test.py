@@ -3,6 +3,7 @@
 
 The container contains no program of ddplaunch, so each job also copies its agent. Its first process never reaps."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -48,6 +49,14 @@ class Wrapper(LaunchTest):
                 continue
         return found
 
+    def kill_inside(self):
+        """Kills each process that `inside` returns. Returns whether there was none."""
+        rest = self.inside()
+        for pid, _ in rest:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not rest
+
     def local(self, *args):
         return ["--host", "localhost", "--wrapper", self.wrapper, "--chdir", "/", "--label", "none", *args]
 
@@ -85,12 +94,16 @@ class Local(Wrapper):
                 ("master", lambda process: process.pid, -signal.SIGKILL, None),
                 ("container", lambda _: self.box.init, 113, None)):
             with self.subTest(name):
-                process = self.at_work()
-                os.kill(victim(process), signal.SIGKILL)
-                outcome = self.finish(process)
-                self.assert_code(outcome, code)
-                if says:
-                    self.assertIn(says, outcome.err)
+                self.job = f"t{os.getpid()}-killed-{name}"
+                try:
+                    process = self.at_work()
+                    os.kill(victim(process), signal.SIGKILL)
+                    outcome = self.finish(process)
+                    self.assert_code(outcome, code)
+                    if says:
+                        self.assertIn(says, outcome.err)
+                finally:  # after a failed case, for the next one
+                    self.assertTrue(wait_until(self.kill_inside))
 
     def client_pid(self, master):
         text = pathlib.Path(f"/proc/{master.pid}/task/{master.pid}/children").read_text()
