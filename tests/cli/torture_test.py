@@ -64,7 +64,7 @@ class Torture(unittest.TestCase):
     def test_random_kills_leave_nothing_and_are_reported_correctly(self):
         print(f"seed {SEED} (DDP_TORTURE_SEED={SEED} repeats it)", flush=True)
         began = time.monotonic()
-        hits, played, bad, slowest = 0, 0, [], []
+        hits, hit, played, bad, slowest = 0, set(), 0, [], []
         for result in run_lanes(SEED, KILLS):
             if "skip" in result:
                 raise unittest.SkipTest(result["skip"])
@@ -72,6 +72,8 @@ class Torture(unittest.TestCase):
                 self.fail(result["error"])
             played += "code" in result
             hits += result["hits"]
+            if "victim" in result:
+                hit.add(result["number"])
             slowest.append((result.get("seconds", 0.0), result["case"]))
             if result["problems"]:
                 bad.append(result)
@@ -83,7 +85,7 @@ class Torture(unittest.TestCase):
             print(f"    {seconds:.2f} s after the last event: {case}")
         self.assertEqual(len(bad), 0, f"{len(bad)} of {played} cases failed, see above (seed {SEED})")
         if not ONLY:
-            self.assertGreaterEqual(hits, KILLS / 2)  # a few signals come too late for their victim
+            self.assertGreaterEqual(len(hit), KILLS - KILLS // 10)  # a few signals come too late for their victim, each time
 
 
 class CheckerTest(unittest.TestCase):
