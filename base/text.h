@@ -149,9 +149,11 @@ std::vector<std::string_view> split(std::string_view text, char between);
 std::vector<std::string_view> split_lines(std::string_view text);
 
 // A loop over the parts would outlive a temporary text.
-template <std::same_as<std::string> Text>
+template <class Text>
+requires std::same_as<std::remove_const_t<Text>, std::string>
 void split(Text&& text, char between) = delete;
-template <std::same_as<std::string> Text>
+template <class Text>
+requires std::same_as<std::remove_const_t<Text>, std::string>
 void split_lines(Text&& text) = delete;
 
 /// Returns the words of `text` that blanks, tabs and line ends separate.

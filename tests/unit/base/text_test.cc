@@ -152,6 +152,13 @@ TEST_CASE("A number is all of the text, or its beginning") {
   CHECK_FALSE(ddp::leading_number<int>("of 30"));
 }
 
+template <class Text>
+concept Splits = requires(Text text) {
+  ddp::split(static_cast<Text>(text), ',');
+};
+static_assert(Splits<std::string&> && Splits<const std::string&> && Splits<std::string_view>);
+static_assert(!Splits<std::string> && !Splits<const std::string>);  // the parts would outlive the text
+
 TEST_CASE("Digits, names of variables, words and characters are recognized") {
   CHECK(ddp::is_digits("007"));
   CHECK_FALSE(ddp::is_digits(""));
