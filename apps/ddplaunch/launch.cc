@@ -201,9 +201,51 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
   return report.exit_code;
 }
 
-/// Opens the job's control socket and registers the job. A job that cannot be found still runs.
+/// Listens for readers of the job's metrics, and finds the collector that gets them, if one is named.
+Result<> choose_metrics(const launcher::MetricsPlace& place, launcher::Master::Options& options) {
+  if (!place.address.empty()) {
+    options.metrics.emplace(
+        DDP_TRY(within("--metrics-listen", launcher::MetricsServer::listen(place.address, place.port))));
+    options.metrics_linger = place.linger;
+  }
+  // The variable is often set for the workers, so a value that ddplaunch cannot use is no error.
+  auto otlp = launcher::OtlpTarget::read([](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  });
+  if (!otlp)
+    options.warnings.push_back("note: " + otlp.error().text + "; ddplaunch sends no metrics there");
+  else if (!otlp->host.empty())
+    options.otlp = std::move(*otlp);
+  return {};
+}
+
+/// Gets what the job needs on this machine: descriptors, the agent to send, an id that no running job has,
+/// and its directory, which goes into `spec`.
+Result<launcher::JobDir> prepare_job(launcher::JobSpec& spec, const launcher::JobRegistration* registration,
+                                     launcher::Master::Options& options) {
+  DDP_TRY(make_room_for_nodes(spec));
+  options.start = DDP_TRY(choose_agent(spec));
+  if (registration != nullptr) {
+    DDP_TRY(choose_metrics(registration->metrics, options));
+    options.run = registration->name;
+    // Before the directory is made: a second run of an id leaves nothing.
+    if (registration->claims_id) DDP_TRY(claim_job_id(*registration, spec.job_id, claim_advice(spec)));
+  }
+  auto job_dir = DDP_TRY(launcher::JobDir::create(spec));
+  spec.job_dir = job_dir.path();
+  if (!job_dir.note().empty() && !spec.quiet) std::fprintf(stderr, "ddplaunch: %s\n", job_dir.note().c_str());
+  if (!job_dir.warning().empty()) options.warnings.push_back(job_dir.warning());
+  return job_dir;
+}
+
+/// Opens the job's control socket and registers the job. A job that cannot be found still runs. Error:
+/// another start was faster, and its job has the id.
 Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistration& registration,
                        launcher::Master::Options& options) {
+  UniqueFd claim;
+  if (registration.claims_id)
+    claim = DDP_TRY(claim_job_id(registration, spec.job_id, claim_advice(spec), spec.job_dir));
   options.first_task = [registration] { launcher::prune_jobs(registration); };
   launcher::JobEntry entry;
   entry.name = registration.name;
@@ -224,8 +266,10 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
     entry.socket = control->path();
     options.control.emplace(std::move(*control));
   }
-  DDP_TRY(register_job(registration, entry));
-  if (!control) return control.error();
+  Result<> found = register_job(registration, entry);
+  if (found && !control) found = control.error();
+  if (!found && spec.verbose)
+    std::fprintf(stderr, "ddplaunch: ddplaunch ps cannot show this job: %s\n", found.error().text.c_str());
   return {};
 }
 
@@ -233,48 +277,16 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
 
 int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListener* join_listener,
            const launcher::JobRegistration* registration, std::function<void()> all_run) {
-  // The job gets what it needs on this machine: descriptors, the agent to send, an id, its directory.
-  launcher::JobSpec spec = wanted;
   take_signals();
-  if (const auto room = make_room_for_nodes(spec); !room) return fail(spec, room.error());
-  auto agent = choose_agent(spec);
-  if (!agent) return fail(spec, agent.error());
+  launcher::JobSpec spec = wanted;
   launcher::Master::Options options;
-  options.start = std::move(*agent);
   options.all_run = std::move(all_run);
-  if (registration != nullptr && !registration->metrics.address.empty()) {
-    const launcher::MetricsPlace& place = registration->metrics;
-    auto server = launcher::MetricsServer::listen(place.address, place.port);
-    if (!server) return fail(spec, within("--metrics-listen", server.error()));
-    options.metrics.emplace(std::move(*server));
-    options.metrics_linger = place.linger;
-  }
-  if (registration != nullptr) {
-    // The variable is often set for the workers, so a value that ddplaunch cannot use is no error.
-    auto otlp = launcher::OtlpTarget::read([](const char* name) {
-      const char* const value = std::getenv(name);
-      return std::string(value == nullptr ? "" : value);
-    });
-    if (!otlp)
-      options.warnings.push_back("note: " + otlp.error().text + "; ddplaunch sends no metrics there");
-    else if (!otlp->host.empty())
-      options.otlp = std::move(*otlp);
-  }
-  if (registration != nullptr) options.run = registration->name;
-  // Before the directory is made: a second run of an id leaves nothing.
-  const bool named = registration != nullptr && registration->claims_id;
-  if (named) {
-    if (const auto id = claim_job_id(*registration, spec.job_id, claim_advice(spec)); !id)
-      return fail(spec, id.error());
-  }
-  auto job_dir = launcher::JobDir::create(spec);
+  // Job: what it needs on this machine.
+  auto job_dir = prepare_job(spec, registration, options);
   if (!job_dir) return fail(spec, job_dir.error());
-  spec.job_dir = job_dir->path();
-  if (!job_dir->note().empty() && !spec.quiet)
-    std::fprintf(stderr, "ddplaunch: %s\n", job_dir->note().c_str());
-  if (!job_dir->warning().empty()) options.warnings.push_back(job_dir->warning());
 
-  // The way to reach its nodes, and the socket by which other processes find it.
+  // The way to reach the nodes: they join, or a transport starts agents there. From here on other processes
+  // find the job.
   asio::io_context loop(1);
   launcher::Master* running_master = nullptr;  // no notice comes before the loop runs
   const UserNotifier notify = [&running_master](const std::string& text) {
@@ -285,13 +297,11 @@ int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListene
                           : make_transport(loop, spec, token, notify);
   if (!remote) return fail(spec, remote.error());
   if (registration != nullptr) {
-    auto claimed =
-        named ? claim_job_id(*registration, spec.job_id, claim_advice(spec), spec.job_dir) : UniqueFd();
-    if (!claimed) return fail(spec, claimed.error());  // another start was faster
-    if (const auto made = make_findable(spec, *registration, options); !made && spec.verbose)
-      std::fprintf(stderr, "ddplaunch: ddplaunch ps cannot show this job: %s\n", made.error().text.c_str());
+    if (const auto found = make_findable(spec, *registration, options); !found)
+      return fail(spec, found.error());
   }
-  // The master reaches the nodes, agrees with them on an attempt, runs it, and reports.
+
+  // Reach the nodes, agree, run, report: the master's passes.
   remote::LocalTransport local(loop.get_executor());
   launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));
   running_master = &master;

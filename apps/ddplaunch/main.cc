@@ -45,6 +45,7 @@ int run(const ddp::RunJob& job, ddp::GivenToken token) {
     ddp::launcher::part_from_shell([&token] { token = ddp::rendezvous::LinkToken{}; });
   if (job.spec.per_node) return ddp::run_per_node(job, std::move(token));
   if (job.verb != ddp::Verb::kRun) return ddp::check(job, token);
+  // Reach the nodes, agree, run, report.
   const auto launch = [&](std::function<void()> all_run) {
     return ddp::launch(job.spec, token, nullptr, &job.registration, std::move(all_run));
   };

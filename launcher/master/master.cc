@@ -118,15 +118,19 @@ Master::~Master() = default;
 /// report on, a signal ends the process with the report's exit code, so that nothing that hangs can hold the
 /// user.
 int Master::run() {
+  // Reach the nodes: each link starts an agent.
   carry_out(supervisor_.start(steady_now()));
   nodes_.start_all(spec_.start_timeout);
   spawn(loop_.get_executor(), watch_signals());
   nodes_.ping_every(std::min(kPingEvery, std::min(spec_.node_timeout, node_lease(spec_)) / kPingsInTimeout));
-  loop_.run();  // until the supervisor has finished; carry_out stops it
+  // Agree and run: the supervisor decides on each message, and stops the loop when it has finished
+  // (carry_out).
+  loop_.run();
   end_tasks();
   console_.resume();  // the shell of a suspended job reports its end, too
   continue_shells_process();
   output_.finish_all();
+  // Report: the cause to the terminal, then the files, then the rest of the output.
   const ExitReport report = show_report();
   console_.flush(2, kLastText);  // the cause is printed even if nobody reads stdout
   // Nobody reads stderr any more, as after Ctrl-C in `ddplaunch … 2>&1 | tee`, which ends `tee`, too.
