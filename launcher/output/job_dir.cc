@@ -418,7 +418,7 @@ std::string JobDir::lost_text() {
         missing += gap.bytes;
         gaps.push_back(std::move(gap));
       }
-      if (missing != 0 && files.size() >= kNamed) others += missing;
+      if (files.size() >= kNamed) others += missing;
       if (missing != 0) files.emplace_back(file.path(), missing);
     }
   }
