@@ -52,7 +52,7 @@ inline std::string read_until(const UniqueFd& fd, std::string_view end) {
   for (std::size_t from = 0; all.find(end, from) == std::string::npos;) {
     from = all.size() - std::min(all.size(), end.size());
     pollfd ready{fd.get(), POLLIN, 0};
-    REQUIRE(::poll(&ready, 1, 10'000) == 1);
+    REQUIRE(::poll(&ready, 1, 60'000) == 1);
     char buffer[65536];
     const ssize_t count = ::read(fd.get(), buffer, sizeof buffer);
     REQUIRE(count > 0);
