@@ -123,7 +123,7 @@ class EndWatcher {
 
 #if DDP_SPAWN_BY_FORK
 
-Result<SpawnedProcess> give_birth(ChildPlan& plan, int) {
+Result<SpawnedProcess> spawn_child(ChildPlan& plan, int) {
   auto [read_end, write_end] = DDP_TRY(make_pipe("pipe for a new process"));
   plan.report_fd = write_end.get();
   const pid_t pid = fork();
@@ -179,7 +179,7 @@ pid_t clone_into_cgroup(ChildPlan& plan, char* stack, std::size_t size, int& pid
   return -1;
 }
 
-Result<SpawnedProcess> give_birth(ChildPlan& plan, int cgroup) {
+Result<SpawnedProcess> spawn_child(ChildPlan& plan, int cgroup) {
   // CLONE_VFORK suspends this thread until the child has executed or ended, so the child may use this stack.
   alignas(64) char stack[32 * 1024];
   int pidfd = -1;
@@ -315,7 +315,7 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
     return within("start " + spec.path, done.error());
   Result<SpawnedProcess> spawned = [&plan, &spec] {
     AllSignalsBlocked quiet;
-    return give_birth(plan, spec.cgroup);
+    return spawn_child(plan, spec.cgroup);
   }();
   if (!spawned) return within("start " + spec.path, spawned.error());
   ChildProcess child;

@@ -57,7 +57,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperS
 
 int Agent::run() {
   begin();
-  loop_.run();  // returns when go_down has ended every task
+  loop_.run();  // returns when shut_down has ended every task
   return core_.exit_code();
 }
 
@@ -225,7 +225,7 @@ void Agent::perform(const node::CloseLink&) {
   if (group_) group_->resume_output();
 }
 
-Awaitable<> Agent::go_down() {
+Awaitable<> Agent::shut_down() {
   co_await preparation_.all_ends();
   remove_sockets();
   down_ = true;

@@ -125,7 +125,7 @@ class Agent final : public WorkerEvents, public WorkerMessageEvents {
   Awaitable<> watch_keeper();
   std::string keeper_died() const;
   Awaitable<> watch_signals();
-  Awaitable<> go_down();
+  Awaitable<> shut_down();
   void remove_sockets();
   void reap_orphans();
 
@@ -149,7 +149,7 @@ class Agent final : public WorkerEvents, public WorkerMessageEvents {
   void perform(const node::RenewKeeper&) { keeper_.renew(); }
   void perform(const node::CloseLink& action);
   void perform(const node::StopPreparing&) { preparation_.stop(); }
-  void perform(const node::Quit&) { spawn(loop_.get_executor(), go_down()); }
+  void perform(const node::Quit&) { spawn(loop_.get_executor(), shut_down()); }
 
   // ---- messages of the master
   void handle(const rendezvous::JobStart& message);

@@ -84,7 +84,7 @@ Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
 }
 
 void WorkerGroup::start(std::vector<WorkerSpec> specs) {
-  pipes_.take_time();
+  pipes_.restore_wait();
   if (!pool_) pool_ = std::make_unique<SpawnPool>(spawn_threads(specs.size()));
   starting_ = true;
   tasks_.start(start_all(this, std::move(specs)));

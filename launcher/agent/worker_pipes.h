@@ -53,7 +53,7 @@ class WorkerPipes {
   /// Call when the attempt is being stopped. Pipes of ended leaders are then read up to their capacity, even
   /// without output room, so that a stalled reader cannot delay the stop.
   void shorten_wait() { shortened_ = true; }
-  void take_time() { shortened_ = false; }  ///< call when another attempt begins
+  void restore_wait() { shortened_ = false; }  ///< call when another attempt begins
   /// Waits until no pipe is open and no task runs here.
   Awaitable<> closed();
 

@@ -94,7 +94,7 @@ Sockets read_sockets(pid_t pid) {
   return sockets;
 }
 
-std::string doing(pid_t pid, const ThreadSnapshot& snapshot, const Sockets& sockets) {
+std::string activity_text(pid_t pid, const ThreadSnapshot& snapshot, const Sockets& sockets) {
   std::string target;
   if (waits_for_descriptor(snapshot)) {
     const std::string link =
@@ -131,7 +131,7 @@ std::string threads_text(pid_t pid, const std::vector<Thread>& threads, const So
   };
   std::vector<ThreadGroup> groups;
   for (const Thread& thread : threads) {
-    const std::string what = thread.comm + ": " + doing(pid, thread.snapshot, sockets);
+    const std::string what = thread.comm + ": " + activity_text(pid, thread.snapshot, sockets);
     auto group = std::find_if(groups.begin(), groups.end(),
                               [&what](const ThreadGroup& known) { return known.what == what; });
     if (group == groups.end()) group = groups.insert(groups.end(), ThreadGroup{what, 0, thread.tid});
@@ -213,12 +213,13 @@ ProcessSnapshot take_snapshot(pid_t leader, const ProcessForest& forest) {
   std::vector<Thread> threads;
   for (const std::uint64_t tid : numbers_in("/proc/" + std::to_string(result.subject) + "/task", kThreads))
     threads.push_back(sample_thread(result.subject, static_cast<pid_t>(tid)));
-  result.state = doing(result.subject, sample_thread(result.subject, result.subject).snapshot, sockets);
+  result.state =
+      activity_text(result.subject, sample_thread(result.subject, result.subject).snapshot, sockets);
   // A main thread that left by pthread_exit stays a zombie while other threads exist.
   const auto alive = std::find_if(threads.begin(), threads.end(),
                                   [](const Thread& thread) { return thread.snapshot.state != 'Z'; });
   if (result.state == "ended" && alive != threads.end())
-    result.state = "main thread ended, another is " + doing(result.subject, alive->snapshot, sockets);
+    result.state = "main thread ended, another is " + activity_text(result.subject, alive->snapshot, sockets);
 
   result.text = "processes:\n";
   for (std::size_t i = 0; i < std::min(tree.size(), kProcesses); ++i) {

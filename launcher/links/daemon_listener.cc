@@ -100,7 +100,7 @@ class DaemonSession {
     input_.start(carry_input());
     output_.start(carry_output());
     errors_.start(carry_errors());
-    co_await see_it_out();
+    co_await report_agent_end();
   }
 
  private:
@@ -157,7 +157,7 @@ class DaemonSession {
   }
 
   /// Waits for the agent's end, then sends the rest of its output, then its exit status.
-  Awaitable<> see_it_out() {
+  Awaitable<> report_agent_end() {
     const remote::ChannelEnd end = co_await agent_->end();
     flush_.expires_after(kFlushTime);
     flush_.async_wait([this](const error_code& error) {

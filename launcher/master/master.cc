@@ -536,7 +536,7 @@ void Master::finish_hooks(const ExitReport& report) {
   if (hooks_.idle()) return;
   const std::string before = last_said_;
   loop_.restart();
-  take_back_signals(signals_);  // a hook may have children that its own end does not end
+  catch_signals_again(signals_);  // a hook may have children that its own end does not end
   signals_.async_wait([this](const error_code& cancelled, int) {
     if (cancelled) return;
     hooks_.stop();

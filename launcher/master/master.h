@@ -93,11 +93,11 @@ class Master final : private NodeEvents {
   void feed_stdin();
   void repeat_on_terminal(int looks = 10);
   void arm_deadline();
-  Result<> take_output(NodeLink& node, const rendezvous::Output& output);
-  Result<> take_steps(const NodeLink& node, const rendezvous::WorkerSteps& message);
+  Result<> handle_output(NodeLink& node, const rendezvous::Output& output);
+  Result<> handle_steps(const NodeLink& node, const rendezvous::WorkerSteps& message);
   void watch_lines(const NodeLink& node, const rendezvous::Output& output, Supervisor::Time written);
   void name_slow_ranks(Supervisor::Time now);
-  void take_notice(NodeLink& node, const rendezvous::Notice& notice);
+  void handle_notice(NodeLink& node, const rendezvous::Notice& notice);
   LineSource source_of(std::uint32_t rank) const;
   static Supervisor::Time happened(const NodeLink& node, const rendezvous::Message& message);
   void give_credit(NodeLink& node);

@@ -210,13 +210,13 @@ Awaitable<> MasterLinks::read_link(Link node) {
   events_.link_broken(*node, plain);
   node->end_timer.expires_after(kEndTime);
   node->end_timer.async_wait([this, node, plain](const error_code& cancelled) {
-    if (!cancelled) gone(*node, NodeLink::LinkEnd{plain});
+    if (!cancelled) report_end(*node, NodeLink::LinkEnd{plain});
   });
   NodeLink::LinkEnd end = co_await node->explain_end(plain);
-  gone(*node, std::move(end));
+  report_end(*node, std::move(end));
 }
 
-void MasterLinks::gone(NodeLink& node, NodeLink::LinkEnd end) {
+void MasterLinks::report_end(NodeLink& node, NodeLink::LinkEnd end) {
   node.end_timer.cancel();
   // The timer and the end of the channel may both come.
   if (!std::exchange(node.gone, true)) events_.link_gone(node, std::move(end));

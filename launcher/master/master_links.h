@@ -95,7 +95,7 @@ class MasterLinks {
   Awaitable<> ping_nodes(std::chrono::milliseconds interval);
   Result<> read_messages(NodeLink& node);
   Result<> admit(NodeLink& node, rendezvous::Message& message);
-  void gone(NodeLink& node, NodeLink::LinkEnd end);
+  void report_end(NodeLink& node, NodeLink::LinkEnd end);
   struct Sweep;
   Awaitable<> run_sweep(std::shared_ptr<Sweep> sweep, rendezvous::JobStart order);
   static Awaitable<Result<SweptHost>> ask_sweeper(Link link, rendezvous::JobStart order);

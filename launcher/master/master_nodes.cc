@@ -151,15 +151,15 @@ void Master::all_taken(NodeLink& node) {
 }
 
 Result<> Master::on_message(NodeLink& node, const rendezvous::Message& message) {
-  if (const auto* output = std::get_if<rendezvous::Output>(&message)) return take_output(node, *output);
-  if (const auto* steps = std::get_if<rendezvous::WorkerSteps>(&message)) return take_steps(node, *steps);
+  if (const auto* output = std::get_if<rendezvous::Output>(&message)) return handle_output(node, *output);
+  if (const auto* steps = std::get_if<rendezvous::WorkerSteps>(&message)) return handle_steps(node, *steps);
   if (const auto* sample = std::get_if<rendezvous::NodeSample>(&message)) {
     history_.add_sample(node.index, supervisor_.nodes()[node.index].hello.cpus, *sample, steady_now());
     return {};
   }
   output_.pass_on();  // what workers wrote before an event is shown before the message about the event
   if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
-    take_notice(node, *notice);
+    handle_notice(node, *notice);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
     if (supervisor_.nodes().runs(node.index, 0)) stdin_.taken(*stdin_taken);
   } else if (const auto* answer = std::get_if<rendezvous::QueryAnswer>(&message)) {
@@ -172,7 +172,7 @@ Result<> Master::on_message(NodeLink& node, const rendezvous::Message& message) 
   } else {
     log_.from_node(supervisor_.nodes()[node.index].name, message);
     if (const auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message))
-      progress_.take_xids(supervisor_.nodes()[node.index].name, evidence->xid);
+      progress_.add_xids(supervisor_.nodes()[node.index].name, evidence->xid);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
     // The open line of a rank that failed often names the cause. It must be shown before the line about the
     // failure.
@@ -186,7 +186,7 @@ Result<> Master::on_message(NodeLink& node, const rendezvous::Message& message) 
   return {};
 }
 
-Result<> Master::take_output(NodeLink& node, const rendezvous::Output& output) {
+Result<> Master::handle_output(NodeLink& node, const rendezvous::Output& output) {
   // Control messages overtake output (decision 0009), so output of the attempt before may come when the next
   // one has begun.
   const std::optional<int> its_own = supervisor_.nodes().ran(node.index, output.attempt, output.rank);
@@ -214,7 +214,7 @@ void Master::watch_lines(const NodeLink& node, const rendezvous::Output& output,
 }
 
 /// Ignores late steps of an earlier attempt.
-Result<> Master::take_steps(const NodeLink& node, const rendezvous::WorkerSteps& message) {
+Result<> Master::handle_steps(const NodeLink& node, const rendezvous::WorkerSteps& message) {
   if (message.attempt != supervisor_.nodes().attempt()) return {};
   // The lists are columns of one table. The codec bounds each, but only this check makes them equally long.
   const bool good =
@@ -226,11 +226,11 @@ Result<> Master::take_steps(const NodeLink& node, const rendezvous::WorkerSteps&
                   [&](std::uint32_t rank) { return supervisor_.nodes().runs(node.index, rank); });
   if (!good)
     return Error{ErrorCode::kProtocol, "it sent steps of a rank that it does not run, or incomplete ones", 0};
-  progress_.take_steps(message, steady_now());
+  progress_.add_steps(message, steady_now());
   return {};
 }
 
-void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
+void Master::handle_notice(NodeLink& node, const rendezvous::Notice& notice) {
   const NodeLimits::NoticeDecision shown = node.limits.notice();
   if (shown == NodeLimits::NoticeDecision::kNo) return;
   std::string words =

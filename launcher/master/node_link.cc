@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t kShort = 2u << 10;  ///< bytes of a text of cut evidence
 constexpr std::size_t kShortest = 256;    ///< of the text of a cut end
 
-Error beyond(const char* what) {
+Error violation(const char* what) {
   return Error{ErrorCode::kProtocol, std::string("it ") + what, 0};
 }
 
@@ -53,13 +53,13 @@ NodeLimits::Admission NodeLimits::keep_or_drop(std::uint32_t attempt, std::size_
 Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& message) {
   using namespace rendezvous;
   if (const auto* output = std::get_if<Output>(&message)) {
-    if (output->stream != 1 && output->stream != 2) return beyond("sent output of an unknown stream");
+    if (output->stream != 1 && output->stream != 2) return violation("sent output of an unknown stream");
     taken_[output->stream - 1u] += output->data.size();
   } else if (const auto* inspection = std::get_if<Inspection>(&message)) {
     if (inspection->attempt > inspected_attempt_) inspected_ = 0;
     const bool stale = inspection->attempt < std::exchange(inspected_attempt_, inspection->attempt);
     inspected_ += frame_size(message);
-    if (stale || inspected_ > kInspected) return beyond("sent more inspection data than allowed");
+    if (stale || inspected_ > kInspected) return violation("sent more inspection data than allowed");
     // The text goes to a file.
     if (!inspection->last)
       return keep_or_drop(inspection->attempt, sizeof(Inspection) + inspection->state.size(), true);
@@ -67,7 +67,7 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
              std::holds_alternative<WorkerExited>(message)) {
     worker_updates_ += frame_size(message);
     if (worker_updates_ > kWorkerUpdates)
-      return beyond("reported more starts and ends of workers than allowed");
+      return violation("reported more starts and ends of workers than allowed");
     const auto* exited = std::get_if<WorkerExited>(&message);
     if (exited != nullptr && !keep(exited->attempt, exited->text.size())) return Admission::kCut;
   } else if (const auto* evidence = std::get_if<WorkerEvidence>(&message)) {
@@ -83,10 +83,10 @@ Result<NodeLimits::Admission> NodeLimits::admit(const rendezvous::Message& messa
     return keep_or_drop(trouble->attempt, frame_size(message));
   } else if (const auto* hello = std::get_if<Hello>(&message)) {
     if (hello->workers > kWorkers || hello->gpus > kWorkers || hello->cpus > kCpus)
-      return beyond("reported more workers, GPUs or CPUs than allowed");
-    if (frame_size(message) > kKeptAtLeast / 2) return beyond("sent a longer hello than allowed");
+      return violation("reported more workers, GPUs or CPUs than allowed");
+    if (frame_size(message) > kKeptAtLeast / 2) return violation("sent a longer hello than allowed");
   } else if (std::holds_alternative<JobAccepted>(message)) {
-    if (frame_size(message) > kKeptAtLeast / 2) return beyond("sent a longer answer than allowed");
+    if (frame_size(message) > kKeptAtLeast / 2) return violation("sent a longer answer than allowed");
   }
   return Admission::kTake;
 }

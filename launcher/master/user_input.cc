@@ -282,7 +282,7 @@ void end_at_signals_with(int code, std::string_view last_line) {
   if (!inherited_ignored(SIGTSTP)) ::signal(SIGTSTP, SIG_DFL);
 }
 
-void take_back_signals(asio::signal_set& set) {
+void catch_signals_again(asio::signal_set& set) {
   const sigset_t ending = ending_signals();
   ::pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   error_code ignored;

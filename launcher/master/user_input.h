@@ -47,7 +47,7 @@ void continue_shells_process();
 void end_at_signals_with(int code, std::string_view last_line);
 
 /// Makes `set` wait for SIGINT, SIGTERM and SIGHUP after end_at_signals_with, unless they were ignored.
-void take_back_signals(asio::signal_set& set);
+void catch_signals_again(asio::signal_set& set);
 
 /// Blocks SIGINT, SIGTERM and SIGHUP for the remaining steps. Asio restores their default actions when it is
 /// destroyed, which would end the process with another code.

@@ -129,14 +129,14 @@ JobProgress::Time JobProgress::stalled(Time now) const {
 }
 
 /// Adds the time of the present phase. Goodput ends where steps end, also if nobody looks for hangs.
-void JobProgress::book(std::array<Time, kPhaseNames.size()>& spent, Time now) const {
+void JobProgress::add_present_phase(std::array<Time, kPhaseNames.size()>& spent, Time now) const {
   const Time lost = stalled(now);
   spent[at(Phase::kHang)] += lost;
   spent[at(phase_)] += std::max(Time{0}, now - since_) - lost;
 }
 
 void JobProgress::enter(Phase phase, Time now) {
-  book(sums_.spent, now);
+  add_present_phase(sums_.spent, now);
   since_ = now;
   phase_ = phase;
 }
@@ -231,7 +231,7 @@ void JobProgress::measure(std::uint64_t lowest, Time now) {
   }
 }
 
-void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
+void JobProgress::add_steps(const rendezvous::WorkerSteps& message, Time now) {
   if (message.attempt != attempt_) return;
   const std::size_t count = message.ranks.size();
   DDP_REQUIRE(
@@ -267,7 +267,7 @@ void JobProgress::take_steps(const rendezvous::WorkerSteps& message, Time now) {
   if (phase_ == Phase::kRework && !repeats) enter(Phase::kTrain, now);
 }
 
-void JobProgress::take_xids(const std::string& node, std::string_view lines) {
+void JobProgress::add_xids(const std::string& node, std::string_view lines) {
   std::istringstream text{std::string(lines)};
   for (std::string line; xid_lines_.size() < kMostXidLines && std::getline(text, line);) {
     const int number = xid_number(line);
@@ -287,7 +287,7 @@ std::optional<JobProgress::RankReport> JobProgress::report_of(std::uint32_t rank
 
 JobProgress::Figures JobProgress::figures(Time now) const {
   Figures figures = sums_;
-  book(figures.spent, now);
+  add_present_phase(figures.spent, now);
   figures.stalled = stalled(now);
   if (!ranks_at_.empty()) {
     figures.step = ranks_at_.begin()->first;

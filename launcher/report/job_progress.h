@@ -111,11 +111,11 @@ class JobProgress {
   JobProgress(Time began, Time hang_timeout) : hang_timeout_(hang_timeout), since_(began) {}
 
   void on_event(const JournalEvent& event, Time now);
-  /// Takes what workers reported; the lists of the message have the same size, but `durations` has pairs.
+  /// Adds what workers reported; the lists of the message have the same size, but `durations` has pairs.
   /// Ignored unless its attempt is the present one.
-  void take_steps(const rendezvous::WorkerSteps& message, Time now);
+  void add_steps(const rendezvous::WorkerSteps& message, Time now);
   /// `lines`: WorkerEvidence::xid. A line counts once in an attempt, though several ranks may report it.
-  void take_xids(const std::string& node, std::string_view lines);
+  void add_xids(const std::string& node, std::string_view lines);
 
   struct RankReport {
     std::uint64_t step = 0;
@@ -150,7 +150,7 @@ class JobProgress {
   void measure(std::uint64_t lowest, Time now);
   void count_steps(const rendezvous::WorkerSteps& message, Time now);
   Time stalled(Time now) const;
-  void book(std::array<Time, kPhaseNames.size()>& spent, Time now) const;
+  void add_present_phase(std::array<Time, kPhaseNames.size()>& spent, Time now) const;
 
   Time hang_timeout_;
   Phase phase_ = Phase::kStart;

@@ -22,7 +22,7 @@ constexpr std::size_t kTails = 16;
 constexpr std::size_t kLongTexts = 4u << 20;
 constexpr std::size_t kShort = 1'000;
 
-const char* what_of(Failure::Kind kind) {
+const char* kind_name(Failure::Kind kind) {
   switch (kind) {
     case Failure::Kind::kExited: return "exited";
     case Failure::Kind::kSignaled: return "signaled";
@@ -180,7 +180,7 @@ class ReportWriter {
     const bool tail = !failure.last_stderr.empty() && tails_ < kTails && (cause || !failure.stopped_by_us);
     if (tail) ++tails_;
     OrderedJson json;
-    json["what"] = what_of(failure.kind);
+    json["what"] = kind_name(failure.kind);
     json["text"] = fitted(failure_line(failure, cause));
     json["host"] = text_or_null(failure.host);
     json["rank"] = worker ? OrderedJson(failure.rank) : OrderedJson();

@@ -438,7 +438,7 @@ struct Blockage {
 /// For each rank, the number of groups in whose operations it waits; ranks that do not wait are absent.
 using Waits = std::map<int, int>;
 
-std::set<int> who_wait_nowhere_else(const std::set<int>& ranks, const GroupLogs& group, const Waits& waits) {
+std::set<int> not_waiting_elsewhere(const std::set<int>& ranks, const GroupLogs& group, const Waits& waits) {
   std::set<int> rest;
   for (const int rank : ranks) {
     const auto found = waits.find(rank);
@@ -469,7 +469,7 @@ Blockage hold_up_of(const GroupLogs& group, const RanksWithoutLog& silent, const
     // Every logged rank has finished this operation, and a rank without a log may have finished it too. The
     // operations in which ranks wait show where that rank is.
     if (progress.waiting.empty() && progress.behind.empty()) continue;
-    const std::set<int> nowhere = who_wait_nowhere_else(progress.behind, group, waits);
+    const std::set<int> nowhere = not_waiting_elsewhere(progress.behind, group, waits);
     MissingRanks missed = MissingRanks::kWaitElsewhere;
     if (progress.behind.empty() ? missing.any() : nowhere.size() == progress.behind.size()) {
       missed = MissingRanks::kNoneElsewhere;

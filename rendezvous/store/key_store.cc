@@ -42,7 +42,7 @@ void StoreWaiters::drop(StoreConnectionId id) {
   waiters_.erase(waiter);
 }
 
-bool StoreWaiters::saw_key(StoreConnectionId id, std::vector<StoreNotice>& notices) {
+bool StoreWaiters::count_down(StoreConnectionId id, std::vector<StoreNotice>& notices) {
   const auto waiter = waiters_.find(id);
   DDP_REQUIRE(waiter != waiters_.end() && waiter->second.missing > 0, id);  // none is woken twice
   if (--waiter->second.missing > 0) return false;
@@ -58,7 +58,7 @@ void StoreWaiters::wake_all(std::string_view key, std::vector<StoreNotice>& noti
   const std::vector<StoreConnectionId> ids = std::move(entry->second);
   by_key_.erase(entry);
   for (const StoreConnectionId id : ids)
-    saw_key(id, notices);
+    count_down(id, notices);
 }
 
 void StoreWaiters::wake_one(std::string_view key, std::vector<StoreNotice>& notices) {
@@ -70,7 +70,7 @@ void StoreWaiters::wake_one(std::string_view key, std::vector<StoreNotice>& noti
   while (passed < ids.size() && !woken) {
     const StoreConnectionId id = ids[passed++];
     // A push has one value, so one waiter gets it. Those that still miss other keys are only counted down.
-    woken = saw_key(id, notices);
+    woken = count_down(id, notices);
     if (!woken) continue;
     DDP_REQUIRE(!grants_.contains(id), id);
     // The value stays in the queue until the client pops it. Until then the grant says who was woken for it.

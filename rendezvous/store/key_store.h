@@ -62,7 +62,8 @@ class StoreWaiters {
   };
   static constexpr std::size_t kKeyCost = 320;  ///< of a key beside two copies of its text
 
-  bool saw_key(StoreConnectionId id, std::vector<StoreNotice>& notices);
+  /// One key fewer of the waiter is missing. If that was the last, wakes its connection and returns true.
+  bool count_down(StoreConnectionId id, std::vector<StoreNotice>& notices);
 
   std::unordered_map<StoreConnectionId, Waiter> waiters_;
   StoreKeyMap<std::vector<StoreConnectionId>> by_key_;  // in order of arrival; no empty lists

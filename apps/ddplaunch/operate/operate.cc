@@ -353,7 +353,7 @@ int report_end(const OperateOptions& options, const JobEntry& job, Verb verb) {
   return *state.exit_code;
 }
 
-int had_ended(const JobEntry& job, const RunState& state) {
+int report_earlier_end(const JobEntry& job, const RunState& state) {
   std::fprintf(stderr, "ddplaunch: job %s had ended before: %s%s\n", job.job.c_str(),
                state_text(job, state).c_str(), state.why.empty() ? "" : one_line(": " + state.why).c_str());
   return kHadEnded;
@@ -378,7 +378,7 @@ int stop(const OperateOptions& options, const JobEntry& job) {
     }
     if (const auto waited = wait_for_end(job); !waited) return fail(waited.error());
   }
-  if (state.kind == Kind::kEnded && !options.json) return had_ended(job, state);
+  if (state.kind == Kind::kEnded && !options.json) return report_earlier_end(job, state);
   const int code = report_end(options, job, Verb::kStop);
   if (state.kind == Kind::kEnded) return kHadEnded;
   return state_of(job).kind == Kind::kEnded ? 0 : code;
@@ -395,7 +395,7 @@ int attach(const OperateOptions& options, const JobEntry& job) {
       return 128 + SIGINT;
     }
   } else if (state.kind == Kind::kEnded) {
-    (void)had_ended(job, state);
+    (void)report_earlier_end(job, state);
     return *state.exit_code;
   }
   return report_end(options, job, Verb::kAttach);
@@ -569,14 +569,14 @@ Result<int> ask_hang(const OperateOptions& options, const JobEntry& job) {
 
 int ask_running(Verb verb, const OperateOptions& options, const JobEntry& job) {
   const RunState state = state_of(job);
-  if (state.kind == Kind::kEnded) return had_ended(job, state);
+  if (state.kind == Kind::kEnded) return report_earlier_end(job, state);
   const std::string why = out_of_reach(job, state, verb);
   if (!why.empty())
     return fail({state.kind == Kind::kCrashed ? ErrorCode::kLinkLost : ErrorCode::kUsage, why});
   const auto code = verb == Verb::kHang ? ask_hang(options, job) : ask_workers(verb, options, job);
   if (code || still_runs(job)) return code ? *code : fail(code.error());
   const RunState end = state_of(job);
-  if (end.kind == Kind::kEnded) return had_ended(job, end);
+  if (end.kind == Kind::kEnded) return report_earlier_end(job, end);
   return fail({ErrorCode::kLinkLost, out_of_reach(job, end, verb)});  // it was killed meanwhile
 }
 

@@ -44,7 +44,7 @@ struct Job {
     event(second + 2, Kind::kAttemptRunning);
   }
   void steps(int second, std::uint64_t rank_0, std::uint64_t rank_1) {
-    progress.take_steps(
+    progress.add_steps(
         {attempt, {0, 1}, {rank_0, rank_1}, {kNoLoss, kNoLoss}, {"", ""}, {0, 0}, {0, 0}, {0, 0}, kNone},
         std::chrono::seconds(second));
   }
@@ -53,16 +53,16 @@ struct Job {
     std::vector<std::uint64_t> pairs;
     for (const auto& [bucket, steps] : durations.counts)
       pairs.insert(pairs.end(), {bucket, steps});
-    progress.take_steps({attempt,
-                         {rank},
-                         {static_cast<std::uint64_t>(second)},
-                         {kNoLoss},
-                         {""},
-                         {durations.steps()},
-                         {std::bit_cast<std::uint64_t>(durations.seconds)},
-                         {std::bit_cast<std::uint64_t>(durations.waited)},
-                         pairs},
-                        std::chrono::seconds(second));
+    progress.add_steps({attempt,
+                        {rank},
+                        {static_cast<std::uint64_t>(second)},
+                        {kNoLoss},
+                        {""},
+                        {durations.steps()},
+                        {std::bit_cast<std::uint64_t>(durations.seconds)},
+                        {std::bit_cast<std::uint64_t>(durations.waited)},
+                        pairs},
+                       std::chrono::seconds(second));
   }
   JobProgress::Figures at(int second) const { return progress.figures(std::chrono::seconds(second)); }
   int spent(Phase phase, int second) const {
@@ -235,7 +235,7 @@ TEST_CASE("in a short time the workers' own measurement is the duration of a ste
 TEST_CASE("a rank that reports late does not spoil the duration of a step") {
   Job job;
   job.run(0);
-  job.progress.take_steps({0, {0}, {110}, {kNoLoss}, {""}, {0}, {0}, {0}, kNone}, 9s);
+  job.progress.add_steps({0, {0}, {110}, {kNoLoss}, {""}, {0}, {0}, {0}, kNone}, 9s);
   job.steps(10, 111, 100);
   CHECK_FALSE(job.at(10).step_seconds);
   job.steps(14, 115, 102);
@@ -344,7 +344,7 @@ TEST_CASE("the loss is that of the last report") {
   job.run(0);
   job.steps(1, 1, 1);
   CHECK_FALSE(job.at(1).loss);
-  job.progress.take_steps(
+  job.progress.add_steps(
       {0, {1}, {2}, {std::bit_cast<std::uint64_t>(1e99)}, {"backward"}, {0}, {0}, {0}, kNone}, 2s);
   CHECK(job.at(2).loss == 1e99);
   CHECK(job.progress.report_of(1)->phase == "backward");
@@ -356,11 +356,11 @@ TEST_CASE("the loss is that of the last report") {
 TEST_CASE("an Xid line counts once for a node and attempt") {
   Job job;
   const std::string lines = "NVRM: Xid (PCI:0000:65:00): 79, pid=1\nNVRM: Xid (PCI:0000:66:00): 79\nno error";
-  job.progress.take_xids("gpu07", lines);
-  job.progress.take_xids("gpu07", lines);  // of another rank
+  job.progress.add_xids("gpu07", lines);
+  job.progress.add_xids("gpu07", lines);  // of another rank
   job.run(0, 1);
-  job.progress.take_xids("gpu07", "NVRM: Xid (PCI:0000:65:00): 79, pid=1");  // again
-  job.progress.take_xids("gpu08", "NVRM: Xid (PCI:0000:65:00): 31, pid=1");
+  job.progress.add_xids("gpu07", "NVRM: Xid (PCI:0000:65:00): 79, pid=1");  // again
+  job.progress.add_xids("gpu08", "NVRM: Xid (PCI:0000:65:00): 31, pid=1");
   using Counts = std::map<std::string, std::map<int, int>>;
   CHECK(job.at(0).xids == Counts{{"gpu07", {{79, 3}}}, {"gpu08", {{31, 1}}}});
 }
