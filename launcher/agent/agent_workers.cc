@@ -187,7 +187,7 @@ void Agent::perform(const node::PrepareAttempt& action) {
     worker.tracer = ::getpid();  // gdb and py-spy will be our children
   for (const auto& [local, process] : survivors.all())
     hang_monitor_.worker_started(rank_of(local), inspected(local, process.pid));
-  std::erase_if(prepared_, [&](const WorkerSpec& spec) { return survivors.is_alive(spec.rank); });
+  std::erase_if(prepared_, [&](const WorkerSpec& spec) { return survivors.is_alive(spec.local_rank); });
   // Before a worker hears of the attempt: with --store worker the surviving rank 0 opens the store at once.
   store_.workers_start();
   feed(node::AttemptPrepared{});
@@ -503,7 +503,7 @@ void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<co
 void NodeQueries::begin(std::uint32_t first_rank, const std::vector<WorkerSpec>& workers, TreeScope tree) {
   workers_.clear();
   for (const WorkerSpec& worker : workers)
-    workers_[first_rank + worker.rank] = worker;
+    workers_[first_rank + worker.local_rank] = worker;
   tree_ = std::move(tree);
   stopped_ = false;
 }

@@ -290,7 +290,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
     if (uses_omp_threads_) workers.omp_threads = own.omp_threads;
     DDP_TRY(check_exec_size(env, argv_));
     WorkerSpec spec;
-    spec.rank = local;
+    spec.local_rank = local;
     spec.path = program_;
     spec.argv = argv_;
     spec.env = env_entries(env);

@@ -32,7 +32,7 @@ constexpr std::size_t kBatch = 64;
 
 struct WorkerGroup::Worker {
   explicit Worker(asio::any_io_executor executor) : end(executor) {}
-  std::uint32_t rank = 0;
+  std::uint32_t local_rank = 0;
   ChildProcess child;
   asio::posix::stream_descriptor end;  ///< a copy of the child's end_fd for the loop
   ExitStatus status;                   ///< once it has ended
@@ -57,7 +57,7 @@ WorkerGroup::~WorkerGroup() = default;
 
 /// A worker between the creation of its pipes and its start.
 struct WorkerGroup::Launch {
-  std::uint32_t rank = 0;
+  std::uint32_t local_rank = 0;
   ChildSpec child;
   std::pair<UniqueFd, UniqueFd> in;  ///< only if it wants stdin
   std::pair<UniqueFd, UniqueFd> out;
@@ -66,7 +66,7 @@ struct WorkerGroup::Launch {
 
 Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
   Launch launch;
-  launch.rank = spec.rank;
+  launch.local_rank = spec.local_rank;
   launch.out = DDP_TRY(make_pipe("a pipe for a worker"));
   launch.err = DDP_TRY(make_pipe("a pipe for a worker"));
   if (spec.wants_stdin) launch.in = DDP_TRY(make_pipe("a pipe for a worker"));
@@ -107,10 +107,10 @@ Awaitable<> WorkerGroup::start_batch(WorkerGroup* group, std::vector<WorkerSpec>
   std::vector<Launch> launches;
   std::vector<ChildSpec> children;
   for (WorkerSpec& spec : specs) {
-    const std::uint32_t rank = spec.rank;
+    const std::uint32_t local_rank = spec.local_rank;
     auto launch = prepare(std::move(spec));
     if (!launch) {
-      group->events_.worker_not_started(rank, launch.error());
+      group->events_.worker_not_started(local_rank, launch.error());
       continue;
     }
     if (const auto& cgroup = group->tree_.cgroup) {
@@ -126,29 +126,30 @@ Awaitable<> WorkerGroup::start_batch(WorkerGroup* group, std::vector<WorkerSpec>
     if (child) {
       group->watch(std::move(launches[i]), std::move(*child));
     } else if (child.error().code != ErrorCode::kCancelled) {
-      group->events_.worker_not_started(launches[i].rank, child.error());
+      group->events_.worker_not_started(launches[i].local_rank, child.error());
     }
   }
 }
 
 void WorkerGroup::watch(Launch launch, ChildProcess child) {
-  take_away_ended(launch.rank);
+  take_away_ended(launch.local_rank);
   auto worker = std::make_unique<Worker>(executor_);
-  worker->rank = launch.rank;
+  worker->local_rank = launch.local_rank;
   worker->child = std::move(child);
   error_code failed;
   worker->end.assign(::fcntl(worker->child.end_fd(), F_DUPFD_CLOEXEC, 0), failed);
   if (failed) {  // it must not run unwatched; ~ChildProcess ends it
-    events_.worker_not_started(launch.rank, system_error(failed.value(), "a descriptor to watch the worker"));
+    events_.worker_not_started(launch.local_rank,
+                               system_error(failed.value(), "a descriptor to watch the worker"));
     return;
   }
   worker->has_input = static_cast<bool>(launch.in.second);
   if (worker->has_input) input_.attach(std::move(launch.in.second));
   Worker* raw = worker.get();
   workers_.push_back(std::move(worker));
-  events_.worker_started(launch.rank, raw->child.pid());
+  events_.worker_started(launch.local_rank, raw->child.pid());
   tasks_.start(watch_end(this, raw));
-  pipes_.add(launch.rank, std::move(launch.out.first), std::move(launch.err.first));
+  pipes_.add(launch.local_rank, std::move(launch.out.first), std::move(launch.err.first));
   if (stopping_) end(*raw, signal_);
   if (!killing_) return;
   note_signal(*raw, SIGKILL);
@@ -164,7 +165,7 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   const error_code given_up = co_await until_readable(worker->end);
   worker->ended = true;
   if (given_up) {  // it survived SIGKILL; the sweep of the tree will name it
-    group->pipes_.finish(worker->rank);
+    group->pipes_.finish(worker->local_rank);
     if (worker->has_input) group->input_.detach();  // a write to it would block for ever
     worker->settled = true;
     co_return;
@@ -179,38 +180,39 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   }
   if (worker->has_input) group->input_.detach();
   worker->status = status.value_or(ExitStatus{});
-  group->events_.worker_exited(worker->rank, worker->child.pid(), worker->status);
-  co_await group->pipes_.drained(worker->rank);
+  group->events_.worker_exited(worker->local_rank, worker->child.pid(), worker->status);
+  co_await group->pipes_.drained(worker->local_rank);
   worker->settled = true;
 }
 
-WorkerGroup::Worker* WorkerGroup::find(std::uint32_t rank) const {
-  const auto found = std::find_if(workers_.begin(), workers_.end(),
-                                  [rank](const auto& worker) { return worker->rank == rank; });
+WorkerGroup::Worker* WorkerGroup::find(std::uint32_t local_rank) const {
+  const auto found = std::find_if(workers_.begin(), workers_.end(), [local_rank](const auto& worker) {
+    return worker->local_rank == local_rank;
+  });
   return found == workers_.end() ? nullptr : found->get();
 }
 
-/// Removes the ended worker of `rank`, because a new one replaces it.
-void WorkerGroup::take_away_ended(std::uint32_t rank) {
+/// Removes the ended worker of this local rank, because a new one replaces it.
+void WorkerGroup::take_away_ended(std::uint32_t local_rank) {
   std::erase_if(replaced_, [](const auto& worker) { return worker->settled; });
-  const auto old =
-      std::find_if(workers_.begin(), workers_.end(), [rank](const auto& w) { return w->rank == rank; });
+  const auto old = std::find_if(workers_.begin(), workers_.end(),
+                                [local_rank](const auto& w) { return w->local_rank == local_rank; });
   if (old == workers_.end()) return;
   (void)(*old)->child.try_wait();
   replaced_.push_back(std::move(*old));
   workers_.erase(old);
 }
 
-bool WorkerGroup::ended_after_stop(std::uint32_t rank) const {
-  const Worker* worker = find(rank);
+bool WorkerGroup::ended_after_stop(std::uint32_t local_rank) const {
+  const Worker* worker = find(local_rank);
   if (worker == nullptr) return false;
   const bool by_kill = worker->status == ExitStatus::signaled(SIGKILL);
   return worker->killed || (worker->terminated && !by_kill);
 }
 
-bool WorkerGroup::ended_by_late_kill(std::uint32_t rank) const {
-  const Worker* worker = find(rank);
-  return worker != nullptr && worker->terminated && !ended_after_stop(rank);
+bool WorkerGroup::ended_by_late_kill(std::uint32_t local_rank) const {
+  const Worker* worker = find(local_rank);
+  return worker != nullptr && worker->terminated && !ended_after_stop(local_rank);
 }
 
 /// Call it before the signal is sent. The worker may already be ending, and its peers may know it, although
@@ -221,8 +223,8 @@ void WorkerGroup::note_signal(Worker& worker, int signal) {
   (signal == SIGKILL ? worker.killed : worker.terminated) = true;
 }
 
-void WorkerGroup::terminate(std::uint32_t rank) {
-  if (Worker* worker = find(rank)) end(*worker, SIGTERM);
+void WorkerGroup::terminate(std::uint32_t local_rank) {
+  if (Worker* worker = find(local_rank)) end(*worker, SIGTERM);
 }
 
 void WorkerGroup::end(Worker& worker, int signal) {
@@ -232,32 +234,33 @@ void WorkerGroup::end(Worker& worker, int signal) {
   (void)worker.child.send_group_signal(SIGCONT);  // a stopped process would not see the signal
 }
 
-void WorkerGroup::kill(std::uint32_t rank) {
-  Worker* worker = find(rank);
+void WorkerGroup::kill(std::uint32_t local_rank) {
+  Worker* worker = find(local_rank);
   if (worker == nullptr || !worker->child.running()) return;
   note_signal(*worker, SIGKILL);
   (void)worker->child.send_group_signal(SIGKILL);
 }
 
-Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::chrono::milliseconds limit) {
-  if (ranks.empty()) co_return;
+Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> local_ranks,
+                                        std::chrono::milliseconds limit) {
+  if (local_ranks.empty()) co_return;
   const auto until = Clock::now() + limit;
-  for (const std::uint32_t rank : ranks)
-    kill(rank);
+  for (const std::uint32_t local_rank : local_ranks)
+    kill(local_rank);
   // Named variable: g++ 12 destroys a temporary twice if it lives across a co_await.
-  std::vector<KnownProcess> orphans = co_await find_orphans(std::move(ranks), until);
+  std::vector<KnownProcess> orphans = co_await find_orphans(std::move(local_ranks), until);
   TreeKill tree(TreeScope{}, limit, std::move(orphans));
   while (!tree.step() && Clock::now() < until) {
     co_await pause_for(executor_, kSettlePause);
   }
 }
 
-/// The leaders of `ranks` and their orphans, which are re-parented to us as the subreaper. An orphan belongs
-/// to its session's leader. If it made a session itself, its environment at exec shows its worker.
-Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::uint32_t> ranks,
+/// The leaders of `local_ranks` and their orphans, which are re-parented to us as the subreaper. An orphan
+/// belongs to its session's leader. If it made a session itself, its environment at exec shows its worker.
+Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::uint32_t> local_ranks,
                                                                Clock::time_point until) const {
-  const auto chosen = [&ranks](std::int64_t rank) {
-    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  const auto chosen = [&local_ranks](std::int64_t local_rank) {
+    return std::find(local_ranks.begin(), local_ranks.end(), local_rank) != local_ranks.end();
   };
   std::map<pid_t, bool> sessions;
   std::vector<KnownProcess> roots;
@@ -265,8 +268,8 @@ Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::
   // Only the loop reaps our children, so between two awaits a child keeps its number.
   const auto add_child = [&roots](pid_t pid) { roots.push_back({pid, open_process(pid)}); };
   for (const auto& worker : workers_) {
-    sessions[worker->child.pid()] = chosen(worker->rank);
-    if (chosen(worker->rank)) add_child(worker->child.pid());
+    sessions[worker->child.pid()] = chosen(worker->local_rank);
+    if (chosen(worker->local_rank)) add_child(worker->child.pid());
   }
   visit_processes([&](ProcessInfo&& process) {
     if (process.parent != ::getpid() || process.state == 'Z' || sessions.contains(process.pid)) return;
@@ -299,7 +302,7 @@ Awaitable<> WorkerGroup::settled(std::chrono::milliseconds limit) {
 
 void WorkerGroup::drop_ended() {
   for (const auto& worker : workers_)
-    if (worker->ended && !worker->settled) pipes_.finish(worker->rank);
+    if (worker->ended && !worker->settled) pipes_.finish(worker->local_rank);
 }
 
 void WorkerGroup::stop(std::chrono::milliseconds grace, int signal) {

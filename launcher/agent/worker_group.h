@@ -18,7 +18,7 @@ namespace ddp::launcher {
 
 /// One worker to start; everything is resolved.
 struct WorkerSpec {
-  std::uint32_t rank = 0;  ///< its number on this node: LOCAL_RANK
+  std::uint32_t local_rank = 0;  ///< LOCAL_RANK
   std::string path;
   std::vector<std::string> argv;
   std::vector<std::string> env;
@@ -27,12 +27,12 @@ struct WorkerSpec {
   pid_t tracer = 0;          ///< process whose children may attach a debugger; 0: no additional one
 };
 
-/// The events that a group reports to its owner, by a worker's number on the node. Called on the loop thread.
+/// The events that a group reports to its owner, by local rank. Called on the loop thread.
 class WorkerEvents : public OutputSink {
  public:
-  virtual void worker_started(std::uint32_t rank, pid_t pid) = 0;
-  virtual void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) = 0;
-  virtual void worker_not_started(std::uint32_t rank, const Error& error) = 0;
+  virtual void worker_started(std::uint32_t local_rank, pid_t pid) = 0;
+  virtual void worker_exited(std::uint32_t local_rank, pid_t pid, const ExitStatus& status) = 0;
+  virtual void worker_not_started(std::uint32_t local_rank, const Error& error) = 0;
   /// Called when `start` is complete.
   virtual void all_started() = 0;
 };
@@ -64,17 +64,17 @@ class WorkerGroup {
   void signal_leaders(int number);
   /// For a worker that has ended: whether its end began after a signal by which this group ends workers. An
   /// end by SIGKILL did only if the group had sent SIGKILL, and not just a signal before it.
-  bool ended_after_stop(std::uint32_t rank) const;
-  /// Returns whether a SIGKILL of others ended the rank after terminate() or stop().
-  bool ended_by_late_kill(std::uint32_t rank) const;
+  bool ended_after_stop(std::uint32_t local_rank) const;
+  /// Returns whether a SIGKILL of others ended the worker after terminate() or stop().
+  bool ended_by_late_kill(std::uint32_t local_rank) const;
 
-  void terminate(std::uint32_t rank);
+  void terminate(std::uint32_t local_rank);
   /// Sends KILL to one worker's group.
-  void kill(std::uint32_t rank);
+  void kill(std::uint32_t local_rank);
   /// Kills all that these workers left: their groups, and processes in sessions of their own. Makes one pass
   /// over the node's processes for all of them. Waits, at most `limit`, only if an orphan's environment must
   /// show its worker.
-  Awaitable<> kill_leftovers(std::vector<std::uint32_t> ranks, std::chrono::milliseconds limit);
+  Awaitable<> kill_leftovers(std::vector<std::uint32_t> local_ranks, std::chrono::milliseconds limit);
   /// Waits until the output of ended workers is read, at most `limit`. Then reads what they left in their
   /// pipes, and what survivors have written, even without output room.
   Awaitable<> settled(std::chrono::milliseconds limit);
@@ -102,10 +102,10 @@ class WorkerGroup {
   void end(Worker& worker, int signal);
   static void note_signal(Worker& worker, int signal);
   void kill_all();
-  Awaitable<std::vector<KnownProcess>> find_orphans(std::vector<std::uint32_t> ranks,
+  Awaitable<std::vector<KnownProcess>> find_orphans(std::vector<std::uint32_t> local_ranks,
                                                     Clock::time_point until) const;
-  Worker* find(std::uint32_t rank) const;
-  void take_away_ended(std::uint32_t rank);
+  Worker* find(std::uint32_t local_rank) const;
+  void take_away_ended(std::uint32_t local_rank);
 
   asio::any_io_executor executor_;
   WorkerEvents& events_;

@@ -44,7 +44,7 @@ void set_nonblocking(int fd) {
 }  // namespace
 
 struct WorkerPipes::Pipe {
-  std::uint32_t rank = 0;
+  std::uint32_t local_rank = 0;
   UniqueFd fd;  ///< empty: closed
   std::size_t capacity = 0;
   std::uint64_t bytes = 0;
@@ -99,8 +99,8 @@ WorkerPipes::WorkerPipes(asio::any_io_executor executor, OutputSink& sink)
 
 WorkerPipes::~WorkerPipes() = default;
 
-void WorkerPipes::add(std::uint32_t rank, UniqueFd out, UniqueFd err) {
-  const std::size_t at = find(rank).value_or(ranks_.size());
+void WorkerPipes::add(std::uint32_t local_rank, UniqueFd out, UniqueFd err) {
+  const std::size_t at = find(local_rank).value_or(ranks_.size());
   if (at == ranks_.size())
     ranks_.push_back(std::make_unique<Rank>(Rank{asio::steady_timer(executor_)}));
   else
@@ -115,7 +115,7 @@ void WorkerPipes::add(std::uint32_t rank, UniqueFd out, UniqueFd err) {
     event.data.u32 = static_cast<std::uint32_t>(at);
     if (::epoll_ctl(lane->poll.get(), EPOLL_CTL_ADD, fd.get(), &event) != 0) lane->blind = true;
     if (at == lane->pipes.size()) lane->pipes.emplace_back();
-    lane->pipes[at] = {rank, std::move(fd), static_cast<std::size_t>(std::max(capacity, 1))};
+    lane->pipes[at] = {local_rank, std::move(fd), static_cast<std::size_t>(std::max(capacity, 1))};
     ++lane->open;
     start(*lane);
   }
@@ -205,7 +205,7 @@ void WorkerPipes::read_turn(Lane& lane, Pipe& pipe, std::size_t bytes) {
     if (count > 0) {
       const auto size = static_cast<std::size_t>(count);
       pipe.bytes += size;
-      sink_.worker_output(pipe.rank, lane.stream, space.first(size));
+      sink_.worker_output(pipe.local_rank, lane.stream, space.first(size));
       if (size < space.size()) return;
       bytes -= size;
     } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
@@ -221,7 +221,7 @@ void WorkerPipes::close_pipe(Lane& lane, Pipe& pipe) {
   // Remove it explicitly: a child that is being started may hold a copy of the descriptor for a moment.
   ::epoll_ctl(lane.poll.get(), EPOLL_CTL_DEL, pipe.fd.get(), nullptr);
   pipe.fd.reset();
-  sink_.worker_output(pipe.rank, lane.stream, {});
+  sink_.worker_output(pipe.local_rank, lane.stream, {});
   const auto at = static_cast<std::size_t>(&pipe - lane.pipes.data());
   if (!open(at)) ranks_[at]->quiet.cancel();
   if (--lane.open > 0) return;
@@ -230,9 +230,9 @@ void WorkerPipes::close_pipe(Lane& lane, Pipe& pipe) {
   lane.room.cancel();
 }
 
-std::optional<std::size_t> WorkerPipes::find(std::uint32_t rank) const {
+std::optional<std::size_t> WorkerPipes::find(std::uint32_t local_rank) const {
   for (std::size_t at = 0; at < ranks_.size(); ++at) {
-    if (lanes_[0]->pipes[at].rank == rank) return at;
+    if (lanes_[0]->pipes[at].local_rank == local_rank) return at;
   }
   return {};
 }
@@ -241,8 +241,8 @@ bool WorkerPipes::open(std::size_t at) const {
   return lanes_[0]->pipes[at].fd || lanes_[1]->pipes[at].fd;
 }
 
-Awaitable<> WorkerPipes::drained(std::uint32_t number) {
-  const auto at = find(number);
+Awaitable<> WorkerPipes::drained(std::uint32_t local_rank) {
+  const auto at = find(local_rank);
   if (!at) co_return;
   Rank& rank = *ranks_[*at];
   // Read all that the leader wrote, even if its children go on writing.
@@ -255,7 +255,7 @@ Awaitable<> WorkerPipes::drained(std::uint32_t number) {
     co_await rank.quiet.async_wait(kUseTuple);
     if (rank.incarnation != incarnation) break;  // the pipes belong to another process now
     const bool quiet = bytes_read(*at) == before && (shortened_ || bytes_waiting(*at) == 0);
-    if (quiet || (Clock::now() >= patience && bytes_read(*at) >= owed)) finish(number);
+    if (quiet || (Clock::now() >= patience && bytes_read(*at) >= owed)) finish(local_rank);
   }
 }
 
@@ -267,17 +267,17 @@ std::uint64_t WorkerPipes::bytes_waiting(std::size_t at) const {
   return bytes_in(lanes_[0]->pipes[at]) + bytes_in(lanes_[1]->pipes[at]);
 }
 
-void WorkerPipes::finish(std::uint32_t number) {
-  read_present(number);
+void WorkerPipes::finish(std::uint32_t local_rank) {
+  read_present(local_rank);
   for (const auto& lane : lanes_)
     for (Pipe& pipe : lane->pipes)
-      if (pipe.rank == number) close_pipe(*lane, pipe);
+      if (pipe.local_rank == local_rank) close_pipe(*lane, pipe);
 }
 
-void WorkerPipes::read_present(std::optional<std::uint32_t> number) {
+void WorkerPipes::read_present(std::optional<std::uint32_t> local_rank) {
   for (const auto& lane : lanes_)
     for (Pipe& pipe : lane->pipes)
-      if (!number || pipe.rank == *number) read_turn(*lane, pipe, pipe.capacity);
+      if (!local_rank || pipe.local_rank == *local_rank) read_turn(*lane, pipe, pipe.capacity);
 }
 
 void WorkerPipes::resume() {

@@ -28,7 +28,7 @@ class OutputSink {
   /// Memory for the next read, up to `size` bytes; valid until the next call of this function.
   virtual std::span<char> output_space(std::size_t size) = 0;
   /// `bytes`: the beginning of output_space's memory, just read; empty: the stream has ended.
-  virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) = 0;
+  virtual void worker_output(std::uint32_t local_rank, std::uint8_t stream, std::span<const char> bytes) = 0;
 };
 
 /// Reads stdout and stderr of the workers of a node. A line on a quiet node is forwarded at once. Under heavy
@@ -39,16 +39,16 @@ class WorkerPipes {
   WorkerPipes(asio::any_io_executor executor, OutputSink& sink);
   ~WorkerPipes();
 
-  /// Reads the pipes of `rank` from now on. `out` and `err` are the read ends, which become non-blocking. The
-  /// rank's previous pipes must be drained.
-  void add(std::uint32_t rank, UniqueFd out, UniqueFd err);
+  /// Reads the pipes of `local_rank` from now on. `out` and `err` are the read ends, which become
+  /// non-blocking. The previous pipes of that rank must be drained.
+  void add(std::uint32_t local_rank, UniqueFd out, UniqueFd err);
   /// Call after the end of the rank's leader. Waits until its pipes are read to their end, or until all that
   /// the leader wrote is read while a grandchild holds them. Then finishes them.
-  Awaitable<> drained(std::uint32_t rank);
+  Awaitable<> drained(std::uint32_t local_rank);
   /// Reads what the pipes of the rank hold now, up to their capacity, even without output room. Closes them.
-  void finish(std::uint32_t rank);
-  /// Reads as `finish` does, without closing; all ranks if `rank` is unset.
-  void read_present(std::optional<std::uint32_t> rank = {});
+  void finish(std::uint32_t local_rank);
+  /// Reads as `finish` does, without closing; all ranks if `local_rank` is unset.
+  void read_present(std::optional<std::uint32_t> local_rank = {});
   void resume();  ///< call when there is output room again
   /// Call when the attempt is being stopped. Pipes of ended leaders are then read up to their capacity, even
   /// without output room, so that a stalled reader cannot delay the stop.
@@ -69,7 +69,7 @@ class WorkerPipes {
   void read_turn(Lane& lane, Pipe& pipe, std::size_t bytes);
   void close_pipe(Lane& lane, Pipe& pipe);
   void start(Lane& lane);
-  std::optional<std::size_t> find(std::uint32_t rank) const;
+  std::optional<std::size_t> find(std::uint32_t local_rank) const;
   bool open(std::size_t at) const;
   std::uint64_t bytes_read(std::size_t at) const;
   std::uint64_t bytes_waiting(std::size_t at) const;

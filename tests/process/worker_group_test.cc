@@ -44,7 +44,7 @@ struct Workers {
   void start(const std::vector<std::string>& scripts, const std::vector<std::string>& env = {}) {
     std::vector<WorkerSpec> specs(scripts.size());
     for (std::uint32_t rank = 0; rank < specs.size(); ++rank) {
-      specs[rank].rank = rank;
+      specs[rank].local_rank = rank;
       specs[rank].path = "/bin/sh";
       specs[rank].argv = {"sh", "-c", scripts[rank], DDP_PROCESS_WORKER};
       specs[rank].env = env;
