@@ -55,7 +55,7 @@ std::string text_of(const RunJob& job, const launcher::CheckResult& result,
 /// Queries all hosts. It leaves no trace for a job that runs afterwards.
 Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& token,
                                         launcher::CheckScope scope) {
-  take_signals();
+  reset_signals();
   DDP_TRY(make_room_for_nodes(job.spec));
   auto start = DDP_TRY(choose_agent(job.spec));
   asio::io_context loop(1);

@@ -32,7 +32,7 @@ int report_refusals(const std::function<int()>& body);
 
 /// Overrides inherited settings: children are waited for, signals arrive, and a full disk or pipe is an error
 /// that does not kill the process.
-void take_signals();
+void reset_signals();
 
 /// Raises the limit of open files for the nodes of this job. Error kSystem: the hard limit is too low. Call
 /// it before any thread or child starts.

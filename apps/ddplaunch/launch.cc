@@ -87,7 +87,7 @@ int report_refusals(const std::function<int()>& body) {
   }
 }
 
-void take_signals() {
+void reset_signals() {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);
   ::signal(SIGCHLD, SIG_DFL);
@@ -277,7 +277,7 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
 
 int launch(const launcher::JobSpec& wanted, const GivenToken& token, JoinListener* join_listener,
            const launcher::JobRegistration* registration, std::function<void()> all_run) {
-  take_signals();
+  reset_signals();
   launcher::JobSpec spec = wanted;
   launcher::Master::Options options;
   options.all_run = std::move(all_run);

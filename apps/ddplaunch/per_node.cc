@@ -381,7 +381,7 @@ Error with_holder(Error error, const launcher::PerNode& node) {
 }
 
 int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::KeeperSocket& keeper) {
-  take_signals();
+  reset_signals();
   raise_nofile();  // three descriptors for each worker
   asio::io_context loop(1);
   asio::signal_set stop(loop, SIGTERM, SIGINT, SIGHUP);
