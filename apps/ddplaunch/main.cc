@@ -42,7 +42,7 @@ int run(const ddp::RunJob& job, ddp::GivenToken token) {
   if (job.history || !job.forget.empty()) return ddp::show_host_history(job);
   // The job: of one ddplaunch per node, only tested or printed, or run here or detached.
   if (job.verb == ddp::Verb::kRun && !job.detach)
-    ddp::launcher::part_from_shell([&token] { token = ddp::rendezvous::LinkToken{}; });
+    ddp::launcher::split_for_job_control([&token] { token = ddp::rendezvous::LinkToken{}; });
   if (job.spec.per_node) return ddp::run_per_node(job, std::move(token));
   if (job.verb != ddp::Verb::kRun) return ddp::check(job, token);
   // Reach the nodes, agree, run, report.

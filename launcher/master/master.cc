@@ -128,7 +128,7 @@ int Master::run() {
   loop_.run();
   end_tasks();
   console_.resume();  // the shell of a suspended job reports its end, too
-  continue_shells_process();
+  continue_job_control_parent();
   output_.finish_all();
   // Report: the cause to the terminal, then the files, then the rest of the output.
   const ExitReport report = show_report();
@@ -293,10 +293,10 @@ void Master::repeat_on_terminal(int looks) {
 /// Ctrl-Z stops only the process that the shell knows. The job goes on: nodes lose no master, and connections
 /// to them stay alive.
 void Master::leave_terminal() {
-  if (!has_shells_process()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
+  if (!has_job_control_parent()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
   say("suspended; the job goes on without this terminal (`fg` to resume)");
   console_.suspend();
-  stop_shells_process();
+  stop_job_control_parent();
 }
 
 /// Warns as soon as the loss is seen, and at the latest at the end.

@@ -1,5 +1,6 @@
-// Who sent a signal; the process that a shell with job control knows (part_from_shell), which never returns
-// to its caller; and what a signal does when the job is over. Handlers make only async-signal-safe calls.
+// Who sent a signal; the process that a shell with job control knows (split_for_job_control), which never
+// returns to its caller; and what a signal does when the job is over. Handlers make only async-signal-safe
+// calls.
 
 #include "launcher/master/user_input.h"
 
@@ -127,10 +128,10 @@ void add_signals(asio::signal_set& set, std::initializer_list<int> numbers) {
   }
 }
 
-pid_t shells_process = 0;
-bool has_stopped_it = false;
+pid_t job_control_parent = 0;
+bool has_stopped_parent = false;
 
-/// How often the master got each signal, shared with the shell's process.
+/// How often the master got each signal, shared with the parent.
 struct SeenSignals {
   std::array<std::atomic<unsigned>, NSIG> count{};
   std::array<SignalSender, NSIG> senders{};  ///< of those that the shell's process passes on
@@ -205,7 +206,7 @@ void pass_on(pid_t master, const siginfo_t& signal, unsigned& counted) {
   }
 }
 
-void part_from_shell(const std::function<void()>& forget_secrets) {
+void split_for_job_control(const std::function<void()>& forget_secrets) {
   const UniqueFd terminal(::open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC));
   if (!terminal || !can_be_continued()) return;
   void* const shared =
@@ -230,14 +231,14 @@ void part_from_shell(const std::function<void()>& forget_secrets) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     // The parent may have ended before prctl, and no signal follows for that.
     if (::getppid() != parent) ::raise(SIGKILL);
-    shells_process = parent;
+    job_control_parent = parent;
   }
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
 }
 
 std::string signal_sender(int number) {
   const SignalSender* sender = &senders.at(static_cast<std::size_t>(number));
-  if (seen_signals != nullptr && sender->pid == shells_process)
+  if (seen_signals != nullptr && sender->pid == job_control_parent)
     sender = &seen_signals->senders.at(static_cast<std::size_t>(number));
   const auto process = sender->pid > 0 ? read_process(sender->pid) : std::nullopt;
   const std::string text = sender->pid >= 0 ? sender_text(sender->pid, sender->uid) : "";
@@ -254,18 +255,18 @@ void count_signal(int number) {
   if (seen_signals != nullptr) ++seen_signals->count[static_cast<std::size_t>(number)];
 }
 
-bool has_shells_process() {
-  return shells_process != 0;
+bool has_job_control_parent() {
+  return job_control_parent != 0;
 }
 
-void stop_shells_process() {
-  if (shells_process == 0) return;
-  has_stopped_it = true;
-  ::kill(shells_process, SIGSTOP);
+void stop_job_control_parent() {
+  if (job_control_parent == 0) return;
+  has_stopped_parent = true;
+  ::kill(job_control_parent, SIGSTOP);
 }
 
-void continue_shells_process() {
-  if (std::exchange(has_stopped_it, false)) ::kill(shells_process, SIGCONT);
+void continue_job_control_parent() {
+  if (std::exchange(has_stopped_parent, false)) ::kill(job_control_parent, SIGCONT);
 }
 
 void end_at_signals_with(int code, std::string_view last_line) {

@@ -30,16 +30,16 @@ std::string signal_sender(int number);
 ///
 /// The parent is the process that the shell knows, and never returns. It passes on the signals that come to
 /// it and not to the master as well (count_signal), is stopped while the master is and by
-/// stop_shells_process(), and ends as the master ends. If it is killed, so is the master. `forget_secrets`
-/// runs in it.
-void part_from_shell(const std::function<void()>& forget_secrets);
+/// stop_job_control_parent(), and ends as the master ends. If it is killed, so is the master.
+/// `forget_secrets` runs in it.
+void split_for_job_control(const std::function<void()>& forget_secrets);
 /// The master calls it for each signal that it gets.
 void count_signal(int number);
 
 /// The other functions do nothing without it.
-bool has_shells_process();
-void stop_shells_process();
-void continue_shells_process();
+bool has_job_control_parent();
+void stop_job_control_parent();
+void continue_job_control_parent();
 
 /// Makes SIGINT, SIGTERM and SIGHUP end the process at once, since nothing is left to stop. The exit code is
 /// the report's, and `last_line` (empty: none) goes to stderr if there is room. May be called again with a

@@ -424,7 +424,7 @@ print("bye", os.environ["RANK"])
             self.assertNotIn("restart 1", done.err)
             self.assertEqual(len(re.findall("bye [01]$", done.out, re.M)), 2)
 
-    def test_a_signal_that_the_shells_process_passes_on_keeps_its_sender(self):
+    def test_a_signal_that_the_job_control_parent_passes_on_keeps_its_sender(self):
         worker = self.script("worker.sh", self.WORKER)
         terminal = self.on_terminal('set -m\n"${RUN[@]}" &\necho $! > pid\nwait', "--nproc-per-node", 1, worker)
         self.assertTrue(terminal.wait_for(lambda: self.up(1) and self.said("pid")), terminal.text())
