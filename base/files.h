@@ -56,8 +56,8 @@ inline std::vector<std::filesystem::path> list_directory(const std::filesystem::
 /// directory are trusted. A user namespace shows files of unknown users, often root, as files of uid 65534;
 /// they count as root's.
 
-/// Returns why an existing directory is unsafe for output: it is a link, belongs to another user, or is
-/// writable by everybody. Empty: it is safe.
+/// Returns why an existing directory is unsafe for output: it is a symbolic link, belongs to another user, or
+/// is writable by everybody. Empty: it is safe.
 std::string distrust_directory(const std::string& path);
 
 /// Returns why the text of an open file may be another user's: the file belongs neither to this user nor to
@@ -67,8 +67,8 @@ std::string distrust_file(int fd);
 /// Returns why no directory may be created at or below `path`; empty: it may. The owner of the nearest
 /// existing directory at or above `path` could move its contents. The owner must be root, this user, or share
 /// a group with write access with this user. Write access for everybody is the owner's choice (a Kubernetes
-/// emptyDir). Root also accepts a directory of any user: in a container it is the user's, mounted. A link of
-/// root or of this user is followed.
+/// emptyDir). Root also accepts a directory of any user: in a container it is the user's, mounted. A symbolic
+/// link of root or of this user is followed.
 std::string distrust_parent(std::string path);
 
 /// Returns why a program must not be executed: other users could replace it. The file and every directory

@@ -41,7 +41,7 @@ struct ShortLog {
   std::string text;
 };
 
-/// Opens a file of a job to read it, without waiting. Links are not followed.
+/// Opens a file of a job to read it, without waiting. Symbolic links are not followed.
 UniqueFd open_job_file(const std::string& path);
 
 /// Calls `visit` for each line that a file has got since the last call, without its end. `rest` is the
