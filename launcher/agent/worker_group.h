@@ -69,7 +69,7 @@ class WorkerGroup {
   bool ended_by_late_kill(std::uint32_t local_rank) const;
 
   void terminate(std::uint32_t local_rank);
-  /// Sends KILL to one worker's group.
+  /// Unlike terminate(), it always reaches the worker's whole group.
   void kill(std::uint32_t local_rank);
   /// Kills all that these workers left: their groups, and processes in sessions of their own. Makes one pass
   /// over the node's processes for all of them. Waits, at most `limit`, only if an orphan's environment must

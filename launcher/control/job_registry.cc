@@ -1,6 +1,5 @@
 // The entries of runs: written, read, found; the state of a run, by its files and its lock; and how old runs
 // are deleted. All of it blocks on the disk.
-// Deletes the files of old jobs.
 #include "launcher/control/job_registry.h"
 
 #include <fcntl.h>

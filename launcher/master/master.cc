@@ -1,6 +1,5 @@
 // The Master in the order of a job: what it is made of, run(), decisions of the Supervisor carried out, the
 // user, the report, and the control socket. Nodes are in master_nodes.cc.
-// The part of the Master that answers the control socket.
 #include "launcher/master/master.h"
 
 #include <unistd.h>

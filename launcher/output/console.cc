@@ -324,7 +324,10 @@ void ConsoleLane::run() {
     write_next(lock);
 }
 
-/// Returns when something must be written; max: only after the next event.
+/// Returns when something must be written; max: only after the next event. The order is that of precedence.
+/// Nothing goes to a held terminal. Lines wait only where rows must be drawn again below them.
+/// suspend() waits until the rows are gone. A change of rows waits for the next frame. No event tells this
+/// thread that the terminal was resized, so rows on the screen are drawn again now and then.
 ConsoleLane::Clock::time_point ConsoleLane::due() const {
   if (held_) return Clock::time_point::max();
   if (!queue_.empty()) return rows_on_screen_ ? drawn_ + kLineGap : Clock::time_point::min();

@@ -233,6 +233,11 @@ std::string Supervisor::missing() const {
 
 // ---- an attempt begins
 
+/// Three parts in an order that must hold. First, while `nodes_` and `state_` still are those of the attempt
+/// before: attempt() counts it as over, report_change() compares with its world, and record() gives its
+/// events its number. Then everything that is known of that attempt is dropped, before the first step that
+/// may fail, since that failure and its stop() belong to the new one. The order to node 0 is the last: until
+/// it has opened the store, no other node has anything to do.
 void Supervisor::begin(rendezvous::SlotTable slot_table, Time now) {
   for (const NodeTable::Node& node : nodes_) {
     // I2, checked once more where it counts: whatever path led here, no two attempts run beside each other.

@@ -126,7 +126,6 @@ using Resolve = std::function<Awaitable<Result<std::vector<asio::ip::tcp::endpoi
 Awaitable<JoinOutcome> secure_join(const Resolve& resolve, const LinkGoal& goal,
                                    std::chrono::steady_clock::time_point deadline);
 
-/// Writes all of `bytes`.
 Awaitable<error_code> write_line(ByteStream& stream, std::string bytes);
 /// Reads the next line without its newline, at most kMaxHelloLine bytes, and no byte behind it. Error
 /// kLinkLost with sys 0: the link ended before its first byte.

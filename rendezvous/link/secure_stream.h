@@ -48,9 +48,9 @@ struct HandshakeEnd {
 };
 
 /// TLS 1.3 with a pre-shared key over a connected TCP socket, for control links without SSH. OpenSSL works on
-/// the socket itself, so an idle stream holds no buffer (asio::ssl::stream keeps 34 KB for each). Loop thread
-/// only; one read and one write at a time, like every ByteStream. The owner keeps the stream until both have
-/// ended. The sending key is renewed before AES-GCM's limit.
+/// the socket itself, so an idle stream holds no buffer; asio::ssl::stream keeps 34 KB for each (decision
+/// 0032). Loop thread only; one read and one write at a time, like every ByteStream. The owner keeps the
+/// stream until both have ended. The sending key is renewed before AES-GCM's limit.
 class SecureStream final : public ByteStream {
  public:
   enum class TlsRole : std::uint8_t { kServer, kClient };

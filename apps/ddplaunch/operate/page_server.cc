@@ -612,9 +612,9 @@ Result<> serve_page(const OperateOptions& options, PageJobs jobs) {
   }
   const auto server =
       DDP_TRY(PageServer::listen(options.address, options.port, std::move(jobs), Secret(token)));
-  DDP_TRY(print_url((server)->port()));
+  DDP_TRY(print_url(server->port()));
   std::fprintf(stderr, "ddplaunch: %s; Ctrl-C ends the page, not the job\n", about.c_str());
-  (server)->run();
+  server->run();
   return {};
 }
 
