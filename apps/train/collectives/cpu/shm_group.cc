@@ -245,7 +245,8 @@ Result<> ShmGroup::sleep_until(int rank) {
   Deadline deadline = std::chrono::steady_clock::now() + config_.step_timeout;
   Result<> result;
   while (true) {
-    // The order matters: a rank that publishes after this check sees that this rank wants the doorbell.
+    // The order matters: a rank that publishes after this check sees that this rank wants the doorbell. Its
+    // partner is in sync().
     asleep.store(1);
     if (has_published(rank)) break;
     if (lost_rank() >= 0) {
@@ -296,7 +297,12 @@ Result<> ShmGroup::sync(std::uint64_t size) {
   ++stage_;
   const std::uint64_t tag = size * 256 + static_cast<std::uint64_t>(kind_);
   ShmSegment::RankLine& own = segment_.line(rank());
+  // Relaxed is enough for a tag: its writer stores it before the stage, and a reader loads it after it has
+  // seen that stage (or the next one, whose tag is the other of the two).
   own.tag[stage_ % 2].store(tag, std::memory_order_relaxed);
+  // The partner of sleep_until(): there `asleep` is stored before the stage is loaded, and here the stage is
+  // stored before `asleep` is loaded. All four accesses are sequentially consistent, so at least one of the
+  // two ranks sees the other's store, and none sleeps without a ring. The exchange lets one rank ring.
   own.stage.store(stage_);
   for (int other = 0; other < this->size(); ++other) {
     if (other != rank() && segment_.line(other).asleep.load() != 0 && segment_.line(other).asleep.exchange(0))

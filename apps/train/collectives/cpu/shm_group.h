@@ -46,6 +46,11 @@ inline void copy_bytes(void* to, const void* from, std::size_t size) {
 /// The memory that the ranks of one node share. Each rank has a line of counters and four areas, used in
 /// turns: two for its data (`slot`) and two for its sums (`result`). A memfd without a name backs it, so
 /// nothing is left when all ranks have died. Each rank that maps it trusts all others.
+///
+/// Two areas and two tags of a kind are enough. A rank publishes stage s + 1 only after all others have
+/// published s and it has read what it needs of theirs. So as long as one rank still reads what belongs to s,
+/// no other rank is further than s + 1, and writes what belongs to s + 1 alone. With one area, each round
+/// would need a second wait, for the readers. A rank whose wait fails never publishes again.
 class ShmSegment {
  public:
   /// Bytes of one area.
@@ -85,9 +90,9 @@ class ShmSegment {
 /// Each call is a series of rounds. In a round, a rank copies the data that the others need into its area,
 /// publishes it, waits until all have published, and reads. A wait spins briefly if each rank has its own
 /// processor. Then it sleeps in poll on its doorbell (an eventfd), the interrupt and the liveness of the
-/// others. So a death or a revocation ends the wait at once. The first rank that sees a death records it in
-/// the segment and wakes all. A waiting rank shows the others that it is alive. A rank that neither publishes
-/// nor waits for `step_timeout` is given up.
+/// others. So a death or a revocation ends the wait at once, which a futex could not do (decision 0012). The
+/// first rank that sees a death records it in the segment and wakes all. A waiting rank shows the others that
+/// it is alive. A rank that neither publishes nor waits for `step_timeout` is given up.
 class ShmGroup {
  public:
   /// Maps `descriptors.memory` as the segment.

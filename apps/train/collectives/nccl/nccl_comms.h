@@ -93,7 +93,7 @@ std::vector<std::string> nccl_files(const std::function<const char*(const char*)
 /// One rank's NCCL communicators, and every wait for them. They do not block, so that a lost peer, a deadline
 /// or a revocation ends any wait. One failure ends them all, so they are aborted together, each on its own
 /// thread: NCCL's abort may hang, and one may wait for another. An abort that takes longer than `end_timeout`
-/// is abandoned with its thread and memory, and the GPUs are given up.
+/// is abandoned with its thread and memory, and the GPUs are given up (decision 0019).
 ///
 /// One thread. Errors as in Communicator, and kUsage, kSystem and kInternal if NCCL reports them.
 class NcclComms {
