@@ -565,17 +565,17 @@ const char* name_of(Supervisor::State state) {
   return "";
 }
 
-const char* name_of(const NodeTable::Node& node) {
+const char* name_of(const NodeRecords::Node& node) {
   if (node.lost) return "lost";
   switch (node.state) {
-    case NodeTable::State::kConnecting: return node.start_step;
-    case NodeTable::State::kUp: return "preparing";
-    case NodeTable::State::kAccepted: return "ready";
-    case NodeTable::State::kSpawned: return "running";
-    case NodeTable::State::kWaiting: return "waiting";
-    case NodeTable::State::kEnded: return "ended";
-    case NodeTable::State::kLeaving: return "leaving";
-    case NodeTable::State::kGone: return "gone";
+    case NodeRecords::State::kConnecting: return node.start_step;
+    case NodeRecords::State::kUp: return "preparing";
+    case NodeRecords::State::kAccepted: return "ready";
+    case NodeRecords::State::kSpawned: return "running";
+    case NodeRecords::State::kWaiting: return "waiting";
+    case NodeRecords::State::kEnded: return "ended";
+    case NodeRecords::State::kLeaving: return "leaving";
+    case NodeRecords::State::kGone: return "gone";
   }
   return "";
 }
@@ -594,7 +594,7 @@ std::string requester_text(bool now, pid_t pid, uid_t uid) {
 }  // namespace
 
 JobStatus Master::status() const {
-  const NodeTable& nodes = supervisor_.nodes();
+  const NodeRecords& nodes = supervisor_.nodes();
   JobStatus status;
   status.job = spec_.job_id;
   status.run = run_;

@@ -105,7 +105,7 @@ std::vector<std::uint32_t> Master::live_keepers_beside(std::size_t node) const {
 }
 
 void Master::sweep(std::size_t node) {
-  const NodeTable::Node& lost = supervisor_.nodes()[node];
+  const NodeRecords::Node& lost = supervisor_.nodes()[node];
   if (spec_.launcher == LauncherKind::kJoin || lost.hello.keeper == 0) {
     const std::string text = not_swept_text(
         lost.hello.keeper == 0 ? "its agent never answered" : "it was started on the node itself",
@@ -273,7 +273,7 @@ void Master::name_slow_ranks(Supervisor::Time now) {
   if (now - slow_checked_at_ < std::chrono::seconds(5) || supervisor_.state() != Supervisor::State::kRunning)
     return;
   slow_checked_at_ = now;
-  const NodeTable& nodes = supervisor_.nodes();
+  const NodeRecords& nodes = supervisor_.nodes();
   const auto changes = progress_.slow_ranks().check(
       now, [&](std::uint32_t rank) { return nodes[nodes.node_of_rank(rank)].name; },
       [&](std::uint32_t rank) {

@@ -9,7 +9,7 @@
 #include "base/asio.h"
 #include "launcher/control/control_socket.h"
 #include "launcher/master/master_links.h"
-#include "launcher/supervisor/node_table.h"
+#include "launcher/supervisor/node_records.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -21,7 +21,7 @@ class WorkerQueries {
   /// Bytes that one request gathers; the rest is dropped and counts as missing.
   static constexpr std::size_t kMostText = 16u << 20;
 
-  WorkerQueries(asio::io_context& loop, const NodeTable& nodes, const MasterLinks& links)
+  WorkerQueries(asio::io_context& loop, const NodeRecords& nodes, const MasterLinks& links)
       : loop_(loop), nodes_(nodes), links_(links) {}
 
   /// See ControlHandlers. `running`: workers run.
@@ -47,7 +47,7 @@ class WorkerQueries {
   void finish_if_complete(Requests::iterator request);
 
   asio::io_context& loop_;
-  const NodeTable& nodes_;
+  const NodeRecords& nodes_;
   const MasterLinks& links_;
   Requests requests_;
   std::uint32_t last_ = 0;

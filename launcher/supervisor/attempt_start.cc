@@ -279,21 +279,21 @@ std::optional<job::Waiting> StartNotice::end() {
   return removes ? std::optional(job::Waiting{}) : std::nullopt;
 }
 
-std::string missing_step(const JobSpec& spec, const NodeTable& nodes, const AttemptStart* start,
+std::string missing_step(const JobSpec& spec, const NodeRecords& nodes, const AttemptStart* start,
                          std::size_t index) {
-  const NodeTable::Node& node = nodes[index];
+  const NodeRecords::Node& node = nodes[index];
   const bool setup = !spec.setup.empty() || !spec.hosts[index].setup.empty();
-  if (node.state == NodeTable::State::kConnecting) return "waiting for the agent's hello";
-  if (node.state == NodeTable::State::kUp) return setup ? "running --setup" : "checking the job";
+  if (node.state == NodeRecords::State::kConnecting) return "waiting for the agent's hello";
+  if (node.state == NodeRecords::State::kUp) return setup ? "running --setup" : "checking the job";
   return node.participant && start != nullptr ? start->awaited_step(*node.participant) : "";
 }
 
-std::string awaited_text(const JobSpec& spec, const NodeTable& nodes, const AttemptStart* start) {
+std::string awaited_text(const JobSpec& spec, const NodeRecords& nodes, const AttemptStart* start) {
   std::map<std::string, std::vector<std::string>> by_step;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const NodeTable::Node& node = nodes[i];
+    const NodeRecords::Node& node = nodes[i];
     const std::string step =
-        node.state == NodeTable::State::kConnecting ? node.start_step : missing_step(spec, nodes, start, i);
+        node.state == NodeRecords::State::kConnecting ? node.start_step : missing_step(spec, nodes, start, i);
     if (!step.empty()) by_step[step].push_back(node.name);
   }
   return awaited_text(by_step, nodes.size());
@@ -304,11 +304,11 @@ Error late_error(const JobSpec& spec, const std::string& step) {
                                         format_duration(spec.start_timeout) + " ran out (--start-timeout)"};
 }
 
-std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, const NodeTable& nodes,
+std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, const NodeRecords& nodes,
                                                          bool at_start, bool late) {
-  std::vector<std::pair<NodeTable::Time, std::pair<std::string, Error>>> missed;
+  std::vector<std::pair<NodeRecords::Time, std::pair<std::string, Error>>> missed;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const NodeTable::Node& node = nodes[i];
+    const NodeRecords::Node& node = nodes[i];
     // After the start only nodes with ranks count; at the start every host that was asked for.
     if ((node.is_member() && !node.lost) || (!at_start && !node.participant)) continue;
     if (!node.trouble && !late) continue;
@@ -321,7 +321,7 @@ std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, co
           "; no node replaced it within " + format_duration(spec.start_timeout) + " (--start-timeout)";
     }
     missed.push_back(
-        {node.trouble ? node.trouble->at : NodeTable::Time::max(), {node.name, std::move(error)}});
+        {node.trouble ? node.trouble->at : NodeRecords::Time::max(), {node.name, std::move(error)}});
   }
   // The first failure is named first. Nodes that are merely late have no time and come last.
   std::ranges::stable_sort(missed, {}, [](const auto& entry) { return entry.first; });

@@ -15,7 +15,7 @@
 #include "launcher/job/job_spec.h"
 #include "launcher/supervisor/job_events.h"
 #include "launcher/supervisor/net_choice.h"
-#include "launcher/supervisor/node_table.h"
+#include "launcher/supervisor/node_records.h"
 #include "remote/hosts/host.h"
 #include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
@@ -124,12 +124,12 @@ class StartNotice {
 
 /// Returns the step that holds up the start at a node; empty: none. `start`: of the attempt; null: none is
 /// being started.
-std::string missing_step(const JobSpec& spec, const NodeTable& nodes, const AttemptStart* start,
+std::string missing_step(const JobSpec& spec, const NodeRecords& nodes, const AttemptStart* start,
                          std::size_t node);
 
 /// Returns the nodes that hold up the first start, each with its step: "2 of 64 nodes: gpu07 (connecting),
 /// gpu09 (running --setup)". Empty: none.
-std::string awaited_text(const JobSpec& spec, const NodeTable& nodes, const AttemptStart* start);
+std::string awaited_text(const JobSpec& spec, const NodeRecords& nodes, const AttemptStart* start);
 
 /// Returns why `step` is an error after --start-timeout.
 Error late_error(const JobSpec& spec, const std::string& step);
@@ -137,7 +137,7 @@ Error late_error(const JobSpec& spec, const std::string& step);
 /// Returns the nodes for lack of which the job ends, in the order of their failures. Each has its reason, or
 /// the step at which it is if `late`: then it had the time to come. `at_start`: no attempt has begun; else a
 /// node of the last attempt was lost and not replaced.
-std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, const NodeTable& nodes,
+std::vector<std::pair<std::string, Error>> missing_nodes(const JobSpec& spec, const NodeRecords& nodes,
                                                          bool at_start, bool late);
 
 /// "2 nodes × 8 workers", or "2 nodes, 12 workers" if the nodes differ.

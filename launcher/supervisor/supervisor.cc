@@ -312,7 +312,7 @@ void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_
   if (state_ != State::kStopping || !deadline_) deadline_ = now + kLastWait;
   state_ = State::kEnding;
   const bool sweeping =
-      std::any_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) { return node.sweeping; });
+      std::any_of(nodes_.begin(), nodes_.end(), [](const NodeRecords::Node& node) { return node.sweeping; });
   if (sweeping) deadline_ = std::max(*deadline_, now + kSweepTime);
   const milliseconds grace = user_stopped() ? spec_.stop_grace : spec_.failure_grace;
   bool reported = false;
@@ -329,7 +329,7 @@ void Supervisor::end(Outcome outcome, const std::string& reason, std::string no_
 /// reason may be on the way. The master waits for both.
 void Supervisor::leave_when_quiet(Time now) {
   if (state_ != State::kEnding) return;  // called after every event
-  const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) {
+  const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const NodeRecords::Node& node) {
     return node.sweeping || ((node.lost || node.ending) && node.state == NodeState::kSpawned);
   });
   if (!quiet) return;
@@ -364,7 +364,7 @@ void Supervisor::leave_when_quiet(Time now) {
 void Supervisor::name_unproven_nodes() {
   if (spec_.launcher == LauncherKind::kSlurm) return;  // Slurm ends the processes of its steps
   std::map<std::string, std::vector<std::string>> by_text;
-  for (const NodeTable::Node& node : nodes_) {
+  for (const NodeRecords::Node& node : nodes_) {
     if (!node.predecessor) continue;
     const std::string& swept = node.predecessor->swept;
     const char* why = node.is_unreachable() ? "its machine does not answer"

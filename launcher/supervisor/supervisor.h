@@ -15,7 +15,7 @@
 #include "launcher/report/failure_log.h"
 #include "launcher/supervisor/attempt_start.h"
 #include "launcher/supervisor/job_events.h"
-#include "launcher/supervisor/node_table.h"
+#include "launcher/supervisor/node_records.h"
 #include "launcher/supervisor/survivors.h"
 #include "rendezvous/membership/rank_plan.h"
 #include "rendezvous/protocol/message.h"
@@ -53,9 +53,9 @@ JobRules rules_of(const JobSpec& spec);
 
 /// Decides the life of one job on the master (sans-IO), from the first hello to the last goodbye: which nodes
 /// are in the job, when an attempt begins, is stopped, is followed by another, or is the last, and what
-/// happens in between. It takes an event and the time, and returns actions. NodeTable holds what is known of
-/// each node. The other parts hold the state of their subjects: each takes values and returns decisions, and
-/// none knows another. docs/developers/states.md lists the states, the rules and the invariants.
+/// happens in between. It takes an event and the time, and returns actions. NodeRecords holds what is known
+/// of each node. The other parts hold the state of their subjects: each takes values and returns decisions,
+/// and none knows another. docs/developers/states.md lists the states, the rules and the invariants.
 ///
 /// The driver's duties:
 ///   1. Call `start` once, then `step` for every event in the order in which they happened; the time never
@@ -102,11 +102,11 @@ class Supervisor {
   }
   /// Sets the step at which the connection to a node is. Call it before a Tick or a UserSignal.
   void set_start_step(std::size_t node, const char* step) { nodes_[node].start_step = step; }
-  const NodeTable& nodes() const { return nodes_; }
+  const NodeRecords& nodes() const { return nodes_; }
   const AttemptRanks& ranks() const { return ranks_; }
 
  private:
-  using NodeState = NodeTable::State;
+  using NodeState = NodeRecords::State;
   /// Time beyond the grace in which an agent kills, reaps and drains. After it the node counts as lost.
   static constexpr std::chrono::seconds kStopSlack{10};
   /// Time for a sweep of a lost node's host; the driver needs less.
@@ -201,7 +201,7 @@ class Supervisor {
   bool restart_left() const { return restarts_ < rules_.max_restarts; }
   bool another_follows() const;
   bool survivors_wait() const;
-  rendezvous::Stop stop_order(const NodeTable::Node& node, std::chrono::milliseconds grace,
+  rendezvous::Stop stop_order(const NodeRecords::Node& node, std::chrono::milliseconds grace,
                               const std::string& reason) const;
   void end_survivors(std::size_t node, std::chrono::milliseconds grace, const std::string& reason);
 
@@ -247,7 +247,7 @@ class Supervisor {
 
   const JobSpec& spec_;
   const JobRules rules_;
-  NodeTable nodes_;
+  NodeRecords nodes_;
   rendezvous::SlotTable slot_table_;
   StartNotice start_notice_;
   AttemptStart start_;      ///< of the attempt

@@ -21,10 +21,10 @@ using std::chrono::milliseconds;
 constexpr std::size_t kNodesNamed = 8;
 
 /// Reports which node runs which ranks, and which nodes that the user named run none.
-void report_first_start(const NodeTable& nodes, Outbox& out) {
+void report_first_start(const NodeRecords& nodes, Outbox& out) {
   std::vector<StartGroup> missing;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const NodeTable::Node& node = nodes[i];
+    const NodeRecords::Node& node = nodes[i];
     if (const rendezvous::RankAssignment* ranks = nodes.assignment(i)) {
       const auto last = ranks->first_rank + ranks->local_world_size - 1;
       out.detail(node.name + (last == ranks->first_rank ? ": rank " : ": ranks ") +
@@ -35,14 +35,14 @@ void report_first_start(const NodeTable& nodes, Outbox& out) {
       add_to_groups(missing, node.name, node.trouble->error.text);
     } else {
       out.notify(node.name +
-                 (node.state == NodeTable::State::kAccepted ? " is a spare" : " has not joined yet"));
+                 (node.state == NodeRecords::State::kAccepted ? " is a spare" : " has not joined yet"));
     }
   }
   for (const StartGroup& group : missing)
     out.say("warning: the job starts without " + group_hosts_text(group) + ": " + reason_text(group));
 }
 
-JournalEvent attempt_started(const NodeTable& nodes) {
+JournalEvent attempt_started(const NodeRecords& nodes) {
   JournalEvent event{.kind = JournalEvent::Kind::kAttemptStarted};
   for (const rendezvous::RankAssignment& ranks : nodes.world().assignments)
     event.nodes.push_back({nodes[ranks.host].name, ranks.first_rank, ranks.local_world_size});
@@ -92,7 +92,7 @@ void Supervisor::try_begin(Time now) {
   const bool survivors = survivors_wait();
   if (wait_for_leases(survivors, now)) return;
   std::vector<std::string> suspects;
-  for (const NodeTable::Node& node : nodes_)
+  for (const NodeRecords::Node& node : nodes_)
     if (node.is_present() && node.suspect) suspects.push_back(node.name);
   // A suspect either answers or is lost, both soon. An attempt that began with one that is lost next would
   // cost a restart.
@@ -131,7 +131,7 @@ bool Supervisor::nodes_are_ready(Time now) {
 bool Supervisor::wait_for_leases(bool fenced_only, Time now) {
   Time free{0};
   std::vector<std::string> busy;
-  for (const NodeTable::Node& node : nodes_) {
+  for (const NodeRecords::Node& node : nodes_) {
     if (!node.is_busy(now) || (fenced_only && !node.predecessor->fenced)) continue;
     free = std::max(free, node.predecessor->busy_until);
     busy.push_back(node.name);
@@ -163,7 +163,7 @@ bool Supervisor::dismiss_survivors(const rendezvous::World& world) {
 std::vector<rendezvous::SlotTable::Candidate> Supervisor::candidates(bool excluded_too, Time now) const {
   std::vector<rendezvous::SlotTable::Candidate> all;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    const NodeTable::Node& node = nodes_[i];
+    const NodeRecords::Node& node = nodes_[i];
     // Workers of an earlier incarnation, or of an earlier attempt, may still hold its devices.
     if (!node.is_present() || node.is_busy(now) || node.ending) continue;
     if (excluded_too || node.excluded_until <= now)
@@ -195,7 +195,7 @@ void Supervisor::on_join_limit(Time now) {
   lose_unended(now);  // dismissed survivors
   if (state_ != State::kConnecting) return;
   Time free{0};
-  for (const NodeTable::Node& node : nodes_)
+  for (const NodeRecords::Node& node : nodes_)
     if (node.is_busy(now)) free = std::max(free, node.predecessor->busy_until);
   if (free > now) {  // leases are no node's fault, and they end
     deadline_ = free;
@@ -205,7 +205,7 @@ void Supervisor::on_join_limit(Time now) {
   admission_window_ = now;
   try_begin(now);
   if (state_ != State::kConnecting) return;
-  const bool ending = std::any_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) {
+  const bool ending = std::any_of(nodes_.begin(), nodes_.end(), [](const NodeRecords::Node& node) {
     return node.ending && node.is_present();
   });
   if (ending) {  // dismissed just now
@@ -223,7 +223,7 @@ void Supervisor::on_join_limit(Time now) {
 
 std::string Supervisor::missing() const {
   std::vector<std::string> names;
-  for (const NodeTable::Node& node : nodes_) {
+  for (const NodeRecords::Node& node : nodes_) {
     if (node.is_present()) continue;
     names.push_back(node.name + " (" +
                     (node.trouble ? node.trouble->error.text : "it has not connected yet") + ")");
@@ -239,7 +239,7 @@ std::string Supervisor::missing() const {
 /// may fail, since that failure and its stop() belong to the new one. The order to node 0 is the last: until
 /// it has opened the store, no other node has anything to do.
 void Supervisor::begin(rendezvous::SlotTable slot_table, Time now) {
-  for (const NodeTable::Node& node : nodes_) {
+  for (const NodeRecords::Node& node : nodes_) {
     // I2, checked once more where it counts: whatever path led here, no two attempts run beside each other.
     DDP_REQUIRE(node.state != NodeState::kSpawned || node.lost, node.name);
     DDP_REQUIRE(!node.is_busy(now) || (survivors_wait() && !node.predecessor->fenced), node.name);
@@ -284,7 +284,7 @@ void Supervisor::begin(rendezvous::SlotTable slot_table, Time now) {
   }
   std::vector<NodeNetwork> networks;
   for (std::size_t i = 0; i < world.assignments.size(); ++i) {
-    const NodeTable::Node& node = nodes_.participant(i);
+    const NodeRecords::Node& node = nodes_.participant(i);
     networks.push_back(node_network(spec_, spec_.hosts[nodes_.node_of(i)], node.hello, node.connected));
   }
   if (const auto twins = repeated_machine(networks); number == 0 && !twins.empty() && !spec_.quiet) {
@@ -462,7 +462,7 @@ void Supervisor::stop_all(bool revoke, bool failure, milliseconds grace, const s
   deadline_ = (revoke ? now + grace : failures_.kill_due()) + kStopSlack;
   for (const rendezvous::RankAssignment& assignment : nodes_.world().assignments) {
     const std::size_t index = assignment.host;
-    const NodeTable::Node& node = nodes_[index];
+    const NodeRecords::Node& node = nodes_[index];
     // It ends survivors of an earlier attempt and stays the same node: a Revoke has nothing to leave there.
     if (node.ending && revoke) continue;
     if (node.state == NodeState::kSpawned && revoke) {
@@ -486,7 +486,7 @@ void Supervisor::stop_all(bool revoke, bool failure, milliseconds grace, const s
 }
 
 /// The user's signal reaches the workers as it is, as if they ran in the terminal.
-rendezvous::Stop Supervisor::stop_order(const NodeTable::Node& node, milliseconds grace,
+rendezvous::Stop Supervisor::stop_order(const NodeRecords::Node& node, milliseconds grace,
                                         const std::string& reason) const {
   return {node.spawned, to_ms(grace), reason,
           static_cast<std::uint8_t>(user_signals_.empty() ? SIGTERM : user_signals_.front())};
@@ -539,7 +539,7 @@ void Supervisor::attempt_over(Time now) {
 void Supervisor::back_off(const std::string& reason, Time wait, Time now) {
   const Failure* root = failures_.root_cause();
   const std::string cause = root != nullptr ? failure_line(*root) : reason;
-  const bool some_alive = std::any_of(nodes_.begin(), nodes_.end(), [](const NodeTable::Node& node) {
+  const bool some_alive = std::any_of(nodes_.begin(), nodes_.end(), [](const NodeRecords::Node& node) {
     return node.state == NodeState::kWaiting;
   });
   std::string words = cause + (some_alive ? "; the other ranks survive: restart " : "; restart ") +
@@ -557,12 +557,12 @@ void Supervisor::back_off(const std::string& reason, Time wait, Time now) {
 
 bool Supervisor::survivors_wait() const {
   return std::any_of(nodes_.begin(), nodes_.end(),
-                     [](const NodeTable::Node& node) { return node.has_survivors(); });
+                     [](const NodeRecords::Node& node) { return node.has_survivors(); });
 }
 
 /// Ends survivors that have no attempt to take part in.
 void Supervisor::end_survivors(std::size_t index, milliseconds grace, const std::string& reason) {
-  NodeTable::Node& node = nodes_[index];
+  NodeRecords::Node& node = nodes_[index];
   out_.send(index, stop_order(node, grace, reason));
   nodes_.enter(index, NodeState::kSpawned);
   node.ending = true;

@@ -39,7 +39,7 @@ rendezvous::ProcsWanted workers_wanted(const JobSpec& spec, const rendezvous::He
 }
 
 /// Returns whether workers that this incarnation of the node started may run.
-bool may_run(const NodeTable::Node& node, std::uint32_t incarnation) {
+bool may_run(const NodeRecords::Node& node, std::uint32_t incarnation) {
   if (node.predecessor && node.predecessor->incarnation == incarnation) return true;
   return node.incarnation == incarnation && node.has_workers();
 }
@@ -54,7 +54,7 @@ rendezvous::Leave leave_for(const Error& error) {
 // ---- nodes come
 
 void Supervisor::on(const job::NodeUp& event, Time now) {
-  NodeTable::Node& node = nodes_[event.node];
+  NodeRecords::Node& node = nodes_[event.node];
   if (node.state != NodeState::kConnecting || event.incarnation <= node.incarnation) return;
   nodes_.came_up(event, now);
   survivors_.forget(event.node);  // survivors belong to an earlier incarnation
@@ -75,7 +75,7 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
 }
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted& message, Time now) {
-  NodeTable::Node& node = nodes_[from.node];
+  NodeRecords::Node& node = nodes_[from.node];
   const remote::Host& host = spec_.hosts[from.node];
   if (node.state != NodeState::kUp) return;
   // Each node alone, to learn how many workers it can run. The ranks follow from the slots when an attempt
@@ -109,7 +109,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted
 
 /// The node can run workers from now on.
 void Supervisor::join(std::size_t index, Time now) {
-  NodeTable::Node& node = nodes_[index];
+  NodeRecords::Node& node = nodes_[index];
   nodes_.enter(index, NodeState::kAccepted);
   nodes_.heard_from(index, now);
   node.recall_at.reset();
@@ -137,7 +137,7 @@ void Supervisor::send_away(std::size_t index, rendezvous::Leave leave) {
 // ---- nodes are absent
 
 void Supervisor::on(const job::NodeFailed& event, Time now) {
-  const NodeTable::Node& node = nodes_[event.node];
+  const NodeRecords::Node& node = nodes_[event.node];
   if (!node.is_coming()) return;
   nodes_.enter(event.node, NodeState::kGone);
   if (state_ != State::kLeaving) absent(event.node, event.error, now);
@@ -164,7 +164,7 @@ void Supervisor::give_up_slow_joins(Time now) {
       state_ != State::kStopping)
     return;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    const NodeTable::Node& node = nodes_[i];
+    const NodeRecords::Node& node = nodes_[i];
     if (node.state != NodeState::kUp || now - node.up_at < spec_.start_timeout) continue;
     const Error late{ErrorCode::kTimeout, "it was still " + missing_step(spec_, nodes_, nullptr, i) + ' ' +
                                               format_duration(spec_.start_timeout) +
@@ -189,14 +189,14 @@ void Supervisor::fail_early(Time now) {
 void Supervisor::recall_later(std::size_t index, Time now) {
   const bool first_gathering = state_ == State::kConnecting && attempt() == 0;
   if (!rules_.recall || (first_gathering && !rules_.recall_at_start)) return;
-  NodeTable::Node& node = nodes_[index];
+  NodeRecords::Node& node = nodes_[index];
   const int doublings = std::min(node.recalls++, 10);
   node.recall_at = now + std::min<Time>(rules_.recall_every * (1 << doublings), rules_.max_recall_wait);
 }
 
 void Supervisor::recall_due(Time now) {
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    NodeTable::Node& node = nodes_[i];
+    NodeRecords::Node& node = nodes_[i];
     if (!node.recall_at || now < *node.recall_at || node.sweeping) continue;
     node.recall_at.reset();
     if (nodes_.present() + nodes_.coming() >= rules_.max_nodes + rules_.spares) {
@@ -219,7 +219,7 @@ void Supervisor::recall_due(Time now) {
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::Refused& message, Time now) {
   Error error{static_cast<ErrorCode>(message.code), message.text, message.sys};
-  NodeTable::Node& node = nodes_[from.node];
+  NodeRecords::Node& node = nodes_[from.node];
   // scancel, or the end of the job's time limit, sends SIGTERM to all processes of the steps. The master may
   // get it later, or never.
   const bool slurm_ends =
@@ -255,13 +255,13 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::Refused& me
 /// The other nodes react to a broken link at once. The reason may take seconds, because an agent that is
 /// ordered to end stops its own workers first.
 void Supervisor::on(const job::LinkEnded& event, Time now) {
-  const NodeTable::Node& node = nodes_[event.node];
+  const NodeRecords::Node& node = nodes_[event.node];
   if (event.incarnation == node.incarnation && node.is_present())
     lose(event.node, event.error, Parting::kNone, now);
 }
 
 void Supervisor::on(const job::NodeGone& event, Time now) {
-  NodeTable::Node& node = nodes_[event.node];
+  NodeRecords::Node& node = nodes_[event.node];
   // Its keeper could not kill all workers, so the end of the lease would prove nothing.
   if (event.workers_left && may_run(node, event.incarnation)) report_leftovers(event.node, 1, now);
   if (event.incarnation == node.incarnation) {
@@ -285,7 +285,7 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
 }
 
 void Supervisor::on(const job::NodeSwept& event, Time now) {
-  NodeTable::Node& node = nodes_[event.node];
+  NodeRecords::Node& node = nodes_[event.node];
   node.sweeping = false;
   if (event.found || event.empty) {
     const std::string text = node.name + ": " + event.text;
@@ -299,7 +299,7 @@ void Supervisor::on(const job::NodeSwept& event, Time now) {
 /// Gives up an incarnation of a node: for the user, the report, the attempt, and the next attempts. Its
 /// workers may run until its lease ends.
 void Supervisor::lose(std::size_t index, Error error, Parting parting, Time now) {
-  NodeTable::Node& node = nodes_[index];
+  NodeRecords::Node& node = nodes_[index];
   record({.kind = JournalEvent::Kind::kNodeLost, .reason = error.text}, index);
   // A node that we give up went silent within a heartbeat of its last byte; while the master sleeps there is
   // none. A link may break at any time.
@@ -395,7 +395,7 @@ void Supervisor::close_link(std::size_t index) {
 // ---- silence
 
 void Supervisor::on(const job::NodeHeartbeat& event, Time now) {
-  NodeTable::Node& node = nodes_[event.node];
+  NodeRecords::Node& node = nodes_[event.node];
   if (event.incarnation != node.incarnation || !node.is_present()) return;
   const Time silent = nodes_.heard_from(event.node, now);
   if (!node.suspect) return;
@@ -406,7 +406,7 @@ void Supervisor::on(const job::NodeHeartbeat& event, Time now) {
 }
 
 void Supervisor::on(const job::NodeReachable& event, Time now) {
-  NodeTable::Node& node = nodes_[event.node];
+  NodeRecords::Node& node = nodes_[event.node];
   if (event.incarnation != node.incarnation || !node.is_present()) return;
   // A gap in the answers means that the network was down again, so the outage has lasted until now.
   if (node.answered_at < node.heard || now - node.answered_at > kProbesStop) node.answers_since = now;
@@ -419,7 +419,7 @@ void Supervisor::on(const job::NodeReachable& event, Time now) {
 /// node whose machine answers again gets that time. Where nobody can say whether it answers, it gets the time
 /// that an outage of --node-timeout needs.
 Supervisor::Time Supervisor::given_up_at(std::size_t index) const {
-  const NodeTable::Node& node = nodes_[index];
+  const NodeRecords::Node& node = nodes_[index];
   const Time limit = node.silent_since + rules_.node_timeout;
   if (node.connected.empty() && (spec_.launcher == LauncherKind::kLocal || is_localhost(spec_.hosts[index])))
     return limit;  // no network is in between
@@ -434,7 +434,7 @@ Supervisor::Time Supervisor::given_up_at(std::size_t index) const {
 void Supervisor::lose_silent(Time now) {
   std::vector<std::size_t> lost;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    NodeTable::Node& node = nodes_[i];
+    NodeRecords::Node& node = nodes_[i];
     const Time silence = now - node.silent_since;
     if (!node.is_present() || silence < std::min(rules_.suspect_after, rules_.node_timeout)) continue;
     const Time limit = given_up_at(i);
@@ -465,7 +465,7 @@ void Supervisor::lose_silent(Time now) {
 void Supervisor::charge(std::size_t index, Time now) {
   if (rules_.host_faults < 1 || static_cast<int>(nodes_.size()) <= rules_.min_nodes)
     return;  // none could take its place
-  NodeTable::Node& node = nodes_[index];
+  NodeRecords::Node& node = nodes_[index];
   node.faults.push_back(now);
   while (node.faults.front() + rules_.fault_window < now)
     node.faults.pop_front();

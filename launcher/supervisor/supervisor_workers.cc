@@ -33,7 +33,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerColle
 }
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExited& message, Time now) {
-  NodeTable::Node& node = nodes_[from.node];
+  NodeRecords::Node& node = nodes_[from.node];
   const bool ended_well = message.code == 0 && message.signal == 0;
   const std::string rank_text = "rank " + std::to_string(message.rank);
   const std::string where = rank_text + " on " + node.name + ' ';
@@ -100,7 +100,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::WorkerExite
 }
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::AttemptEnded& message, Time now) {
-  NodeTable::Node& node = nodes_[from.node];
+  NodeRecords::Node& node = nodes_[from.node];
   if (message.attempt != node.spawned || !node.has_workers()) return;
   if (message.left > 0) {
     out_.say("warning: " + counted(message.left, "process is", "processes are") + " left on " + node.name +
@@ -124,7 +124,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::AttemptEnde
 
 /// The message comes again when a survivor on the node has died.
 void Supervisor::handle(const job::FromNode& from, const rendezvous::AttemptRevoked& message, Time now) {
-  NodeTable::Node& node = nodes_[from.node];
+  NodeRecords::Node& node = nodes_[from.node];
   const bool again = node.state == NodeState::kWaiting;
   if (message.attempt != node.spawned || node.ending || node.lost) return;
   const bool asked = node.state == NodeState::kSpawned && state_ == State::kStopping && attempt_end_.revoked;
@@ -136,7 +136,7 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::AttemptRevo
 
 /// The last survivor on the node has died: no process is left to end, and no state to continue from.
 void Supervisor::survivors_gone(std::size_t index, std::uint32_t left, Time now) {
-  const NodeTable::Node& node = nodes_[index];
+  const NodeRecords::Node& node = nodes_[index];
   // The next attempt may have begun with the node.
   const bool begun = state_ == State::kStarting && node.participant && !node.lost;
   survivors_.forget(index);

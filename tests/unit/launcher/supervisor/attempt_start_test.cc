@@ -236,7 +236,7 @@ TEST_CASE("a node's line in the hostfile adds to the job's settings, and its chd
   CHECK(own.devices == host.devices);
 }
 
-using State = NodeTable::State;
+using State = NodeRecords::State;
 
 JobSpec spec_of(const std::vector<std::string>& hosts) {
   JobSpec spec;
@@ -248,7 +248,7 @@ JobSpec spec_of(const std::vector<std::string>& hosts) {
 }
 
 /// Attempt 0 of nodes 0 and 1, whose store is not open yet.
-AttemptStart opening(NodeTable& nodes) {
+AttemptStart opening(NodeRecords& nodes) {
   nodes.begin_attempt(0, {{{0, 0, 0, 1}, {1, 1, 1, 1}}, 2});
   AttemptStart start;
   const rendezvous::Interface lo{"lo", "127.0.0.1", 8, true, true};
@@ -305,7 +305,7 @@ TEST_CASE("start notice: what was shown is removed at the end, once") {
 
 TEST_CASE("missing step: each state of a node has its step") {
   JobSpec spec = spec_of({"a", "b", "c"});
-  NodeTable nodes(spec);
+  NodeRecords nodes(spec);
   CHECK(missing_step(spec, nodes, nullptr, 0) == "waiting for the agent's hello");
   nodes.enter(0, State::kUp);
   CHECK(missing_step(spec, nodes, nullptr, 0) == "checking the job");
@@ -326,7 +326,7 @@ TEST_CASE("missing step: each state of a node has its step") {
 
 TEST_CASE("awaited text: only the nodes that hold up the start are named, by their steps") {
   const JobSpec spec = spec_of({"gpu01", "gpu02", "gpu03", "gpu04"});
-  NodeTable nodes(spec);
+  NodeRecords nodes(spec);
   nodes.enter(0, State::kAccepted);
   nodes[1].start_step = "authenticating";
   nodes.enter(3, State::kUp);
@@ -345,17 +345,17 @@ TEST_CASE("awaited text: very many names are not listed") {
   for (int i = 0; i < 8; ++i)
     names.push_back("node-" + std::string(1, static_cast<char>('a' + i)));
   JobSpec spec = spec_of(names);
-  CHECK(awaited_text(spec, NodeTable(spec), nullptr) ==
+  CHECK(awaited_text(spec, NodeRecords(spec), nullptr) ==
         "8 of 8 nodes: node-a,node-b,node-c,node-d,node-e,node-f,node-g,node-h (connecting)");  // 55 bytes
   spec.hosts[7].name = "node-hhhhhh";                                                           // 60 bytes
-  CHECK(awaited_text(spec, NodeTable(spec), nullptr).find("node-hhhhhh") != std::string::npos);
+  CHECK(awaited_text(spec, NodeRecords(spec), nullptr).find("node-hhhhhh") != std::string::npos);
   spec.hosts[7].name = "node-hhhhhhh";  // 61 bytes
-  CHECK(awaited_text(spec, NodeTable(spec), nullptr) == "8 of 8 nodes: node-a and 7 more (connecting)");
+  CHECK(awaited_text(spec, NodeRecords(spec), nullptr) == "8 of 8 nodes: node-a and 7 more (connecting)");
 }
 
 TEST_CASE("missing nodes: a job that cannot start names the absent ones in the order of their failures") {
   const JobSpec spec = spec_of({"a", "b", "c", "d"});
-  NodeTable nodes(spec);
+  NodeRecords nodes(spec);
   nodes.enter(0, State::kAccepted);
   nodes.enter(1, State::kGone);
   nodes.enter(2, State::kGone);
@@ -377,7 +377,7 @@ TEST_CASE("missing nodes: a job that cannot start names the absent ones in the o
 
 TEST_CASE("missing nodes: a node is missing though it accepted, if it was lost or sent away") {
   const JobSpec spec = spec_of({"a"});
-  NodeTable nodes(spec);
+  NodeRecords nodes(spec);
   nodes.enter(0, State::kAccepted);
   CHECK(missing_nodes(spec, nodes, true, true).empty());
   nodes.lose(0, Error{ErrorCode::kLinkLost, "the link was closed", 0}, 20s, false, 5s);
@@ -389,7 +389,7 @@ TEST_CASE("missing nodes: a node is missing though it accepted, if it was lost o
 
 TEST_CASE("missing nodes: after a loss only nodes of the attempt count") {
   const JobSpec spec = spec_of({"a", "b", "c"});
-  NodeTable nodes(spec);
+  NodeRecords nodes(spec);
   nodes.enter(0, State::kAccepted);
   nodes.enter(1, State::kAccepted);
   const AttemptStart start = opening(nodes);

@@ -190,7 +190,7 @@ class MembershipStage : public test::Stage {
   }
 
   void join(std::size_t node) {
-    CHECK(supervisor_->nodes()[node].state == NodeTable::State::kConnecting);  // else nobody called it
+    CHECK(supervisor_->nodes()[node].state == NodeRecords::State::kConnecting);  // else nobody called it
     ++incarnations_[node];
     there_.insert(node);
     rendezvous::Hello hello;

@@ -18,10 +18,10 @@
 namespace ddp::launcher {
 
 /// Everything that the master knows of each node of a job, and the world of the attempt (sans-IO). This is
-/// the only record of a node. The Supervisor decides when it changes; the master, its links and the reports
-/// read it. A node is its host's index in the job's list, and a participant is a node's index among those of
-/// the attempt.
-class NodeTable {
+/// the only record of a node, and a view: the node itself may already be in another state. The Supervisor
+/// decides when it changes; the master, its links and the reports read it. A node is its host's index in the
+/// job's list, and a participant is a node's index among those of the attempt.
+class NodeRecords {
  public:
   using Time = job::Time;
 
@@ -55,7 +55,8 @@ class NodeTable {
     std::string name;
     std::deque<Time> faults;  ///< attempts that failed because of it
     Time excluded_until{0};
-    // ---- the link. `state`, `lost` and `awaited` are counted: only the table's functions change them.
+    // ---- the link. `state`, `lost` and `awaited` are counted: only the functions of NodeRecords change
+    // them.
     State state = State::kConnecting;
     bool lost = false;  ///< its failure is known; the end of its link, or of its workers, is awaited
     std::uint32_t incarnation = 0;
@@ -105,7 +106,7 @@ class NodeTable {
   };
 
   /// Names the nodes as `spec` names their hosts.
-  explicit NodeTable(const JobSpec& spec);
+  explicit NodeRecords(const JobSpec& spec);
 
   std::size_t size() const { return nodes_.size(); }
   Node& operator[](std::size_t node) { return nodes_[node]; }

@@ -1,4 +1,4 @@
-#include "launcher/supervisor/node_table.h"
+#include "launcher/supervisor/node_records.h"
 
 #include <algorithm>
 #include <iterator>
@@ -25,7 +25,7 @@ bool is_within(const rendezvous::RankAssignment& ranks, std::uint32_t rank) {
 
 }  // namespace
 
-NodeTable::NodeTable(const JobSpec& spec) : nodes_(hosts_used(spec)) {
+NodeRecords::NodeRecords(const JobSpec& spec) : nodes_(hosts_used(spec)) {
   for (std::size_t i = 0; i < nodes_.size(); ++i)
     nodes_[i].name = spec.hosts[i].name;
   coming_ = static_cast<int>(nodes_.size());
@@ -33,13 +33,13 @@ NodeTable::NodeTable(const JobSpec& spec) : nodes_(hosts_used(spec)) {
 
 // The counts spare a scan of all nodes with each event, which would take quadratic time with 10,000 nodes
 // (decision 0017). Around each change: count(-1), change, count(+1).
-void NodeTable::count(const Node& node, int sign) {
+void NodeRecords::count(const Node& node, int sign) {
   if (node.is_present()) present_ += sign;
   if (node.is_coming()) coming_ += sign;
   if (node.awaited) awaited_ += sign;
 }
 
-void NodeTable::check_counts() const {
+void NodeRecords::check_counts() const {
   int present = 0;
   int coming = 0;
   int awaited = 0;
@@ -52,7 +52,7 @@ void NodeTable::check_counts() const {
               coming_, awaited, awaited_);
 }
 
-void NodeTable::begin_attempt(std::uint32_t attempt, rendezvous::World world) {
+void NodeRecords::begin_attempt(std::uint32_t attempt, rendezvous::World world) {
   DDP_REQUIRE(awaited_ == 0, awaited_, attempt);
   DDP_REQUIRE(!begun() || attempt == attempt_ + 1, attempt, attempt_);
   attempt_ = attempt;
@@ -72,22 +72,22 @@ void NodeTable::begin_attempt(std::uint32_t attempt, rendezvous::World world) {
   check_counts();
 }
 
-void NodeTable::end_part(std::size_t index) {
+void NodeRecords::end_part(std::size_t index) {
   awaited_ -= std::exchange(nodes_[index].awaited, false);
 }
 
-void NodeTable::enter(std::size_t index, State state) {
+void NodeRecords::enter(std::size_t index, State state) {
   Node& node = nodes_[index];
   count(node, -1);
   node.state = state;
   count(node, 1);
 }
 
-const rendezvous::RankAssignment* NodeTable::assignment(std::size_t node) const {
+const rendezvous::RankAssignment* NodeRecords::assignment(std::size_t node) const {
   return nodes_[node].participant ? &world_.assignments[*nodes_[node].participant] : nullptr;
 }
 
-std::size_t NodeTable::node_of_rank(std::uint32_t rank) const {
+std::size_t NodeRecords::node_of_rank(std::uint32_t rank) const {
   const auto after = std::upper_bound(world_.assignments.begin(), world_.assignments.end(), rank,
                                       [](std::uint32_t r, const rendezvous::RankAssignment& assignment) {
                                         return r < static_cast<std::uint32_t>(assignment.first_rank);
@@ -95,18 +95,18 @@ std::size_t NodeTable::node_of_rank(std::uint32_t rank) const {
   return std::prev(after)->host;
 }
 
-bool NodeTable::runs(std::size_t node, std::uint32_t rank) const {
+bool NodeRecords::runs(std::size_t node, std::uint32_t rank) const {
   const rendezvous::RankAssignment* ranks = assignment(node);
   return ranks != nullptr && is_within(*ranks, rank);
 }
 
-std::optional<std::size_t> NodeTable::running_participant(std::size_t index, std::uint32_t attempt) const {
+std::optional<std::size_t> NodeRecords::running_participant(std::size_t index, std::uint32_t attempt) const {
   const Node& node = nodes_[index];
   const bool runs_it = attempt == attempt_ && node.state == State::kSpawned && !node.lost && !node.ending;
   return runs_it ? node.participant : std::nullopt;
 }
 
-std::optional<int> NodeTable::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
+std::optional<int> NodeRecords::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
   const Node& node = nodes_[index];
   if (attempt == attempt_ && runs(index, rank)) return static_cast<int>(rank) - assignment(index)->first_rank;
   const bool may_live = node.has_workers() || node.state == State::kEnded;
@@ -114,7 +114,7 @@ std::optional<int> NodeTable::ran(std::size_t index, std::uint32_t attempt, std:
   return static_cast<int>(rank) - node.ran.first_rank;
 }
 
-void NodeTable::came_up(const job::NodeUp& event, Time now) {
+void NodeRecords::came_up(const job::NodeUp& event, Time now) {
   Node& node = nodes_[event.node];
   DDP_REQUIRE(event.incarnation > node.incarnation, node.name, event.incarnation, node.incarnation);
   DDP_REQUIRE(!node.awaited, node.name);
@@ -131,19 +131,19 @@ void NodeTable::came_up(const job::NodeUp& event, Time now) {
   node.trouble.reset();
 }
 
-NodeTable::Time NodeTable::heard_from(std::size_t index, Time now) {
+NodeRecords::Time NodeRecords::heard_from(std::size_t index, Time now) {
   Node& node = nodes_[index];
   const Time silent = now - node.heard;
   node.heard = node.silent_since = now;
   return silent;
 }
 
-void NodeTable::forgive_silence(Time time, Time now) {
+void NodeRecords::forgive_silence(Time time, Time now) {
   for (Node& node : nodes_)
     node.silent_since = std::min(node.silent_since + time, now);
 }
 
-void NodeTable::spawned(std::size_t participant) {
+void NodeRecords::spawned(std::size_t participant) {
   const std::size_t index = node_of(participant);
   Node& node = nodes_[index];
   DDP_REQUIRE(node.is_present() && node.awaited && !node.ending, node.name, node.state);
@@ -157,7 +157,7 @@ void NodeTable::spawned(std::size_t participant) {
   node.worker_pids.resize(static_cast<std::size_t>(node.ran.local_world_size));
 }
 
-void NodeTable::refused(std::size_t index) {
+void NodeRecords::refused(std::size_t index) {
   Node& node = nodes_[index];
   DDP_REQUIRE(node.state == State::kSpawned && !node.ending, node.name, node.state);
   if (!node.survived) return enter(index, State::kEnded);
@@ -165,13 +165,13 @@ void NodeTable::refused(std::size_t index) {
   node.ending = true;
 }
 
-void NodeTable::worker_started(std::size_t index, std::uint32_t rank, std::uint32_t pid) {
+void NodeRecords::worker_started(std::size_t index, std::uint32_t rank, std::uint32_t pid) {
   const auto local = rank - static_cast<std::uint32_t>(assignment(index)->first_rank);
   Node& node = nodes_[index];
   if (local < node.worker_pids.size()) node.worker_pids[local] = pid;
 }
 
-void NodeTable::lose(std::size_t index, const Error& error, Time lease, bool fenced, Time now) {
+void NodeRecords::lose(std::size_t index, const Error& error, Time lease, bool fenced, Time now) {
   Node& node = nodes_[index];
   DDP_REQUIRE(node.is_present(), node.name, node.state, node.lost);
   node.trouble = {error, now};
@@ -193,20 +193,20 @@ void NodeTable::lose(std::size_t index, const Error& error, Time lease, bool fen
   node.predecessor->pids.insert(node.predecessor->pids.end(), {node.hello.pid, node.hello.keeper});
 }
 
-bool NodeTable::prove_empty(std::size_t index, std::uint32_t incarnation) {
+bool NodeRecords::prove_empty(std::size_t index, std::uint32_t incarnation) {
   Node& node = nodes_[index];
   if (!node.predecessor || node.predecessor->incarnation != incarnation) return false;
   node.predecessor.reset();
   return true;
 }
 
-bool NodeTable::can_see_predecessor(std::size_t index, bool wrapped) const {
+bool NodeRecords::can_see_predecessor(std::size_t index, bool wrapped) const {
   const Node& node = nodes_[index];
   return node.predecessor && !node.predecessor->machine.empty() &&
          node.predecessor->machine == machine_of(node.hello) && !wrapped;
 }
 
-std::string NodeTable::name_of_joined(std::size_t index, const std::string& otherwise) const {
+std::string NodeRecords::name_of_joined(std::size_t index, const std::string& otherwise) const {
   const std::string& own = nodes_[index].hello.hostname;
   for (std::size_t other = 0; other < nodes_.size(); ++other) {
     const Node& node = nodes_[other];
@@ -216,7 +216,7 @@ std::string NodeTable::name_of_joined(std::size_t index, const std::string& othe
   return own.empty() ? otherwise : own;
 }
 
-bool NodeTable::all_gone() {
+bool NodeRecords::all_gone() {
   // Continues where the last call stopped, so that all calls together look at each node once.
   while (gone_ < nodes_.size() && nodes_[gone_].state == State::kGone)
     ++gone_;
