@@ -17,7 +17,7 @@
 #include "base/asio.h"
 #include "base/blocking_calls.h"
 #include "base/clock.h"
-#include "launcher/agent/evidence.h"
+#include "launcher/agent/evidence_collector.h"
 #include "launcher/agent/job_preparation.h"
 #include "launcher/agent/node_facts.h"
 #include "launcher/agent/node_job.h"

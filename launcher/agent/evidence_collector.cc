@@ -1,4 +1,4 @@
-#include "launcher/agent/evidence.h"
+#include "launcher/agent/evidence_collector.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
