@@ -61,7 +61,7 @@ class Dev(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (1, './dev: fuzz: "long" is not a number of seconds\n'))
 
     def test_subjects_have_at_most_72_characters(self):
-        """check_subjects reads the commits since the one that added tests/build_checks/layout_test.py, which is gone."""
+        """check_subjects reads the commits after the one from which the rule holds, if the clone has it."""
         with tempfile.TemporaryDirectory() as repository:
             root = pathlib.Path(repository)
             shutil.copy(ROOT / "dev", root)
@@ -70,23 +70,44 @@ class Dev(unittest.TestCase):
             def commit(subject, *options):
                 subprocess.run(["git", *identity, "commit", "-q", "--allow-empty", "-m", subject, *options], cwd=root, check=True)
 
-            def check():
-                done = subprocess.run(["bash", "-c", "source ./dev help >/dev/null; check_subjects"], cwd=root, text=True,
+            def check(rule):
+                done = subprocess.run(["bash", "-c", 'source ./dev help >/dev/null; check_subjects "$0"', rule], cwd=root, text=True,
                                       stderr=subprocess.PIPE)
                 return done.returncode, re.sub(r"^[0-9a-f]{7,} ", "", done.stderr, flags=re.M)
 
             subprocess.run(["git", "init", "-q"], cwd=root, check=True)
             commit("o" * 100)
-            self.assertEqual(check(), (0, ""))
-            rule = root / "tests/build_checks/layout_test.py"
-            rule.parent.mkdir(parents=True)
-            rule.touch()
-            subprocess.run(["git", "add", rule], cwd=root, check=True)
+            self.assertEqual(check("0" * 40), (0, ""))
             commit("Add the rule")
+            rule = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, text=True, stdout=subprocess.PIPE, check=True).stdout.strip()
             commit("a" * 72, "-m", "b" * 90)
-            self.assertEqual(check(), (0, ""))
+            self.assertEqual(check(rule), (0, ""))
             commit("c" * 73)
-            self.assertEqual(check(), (1, f"./dev: commit subjects longer than 72 characters:\n{'c' * 73}\n"))
+            self.assertEqual(check(rule), (1, f"./dev: commit subjects longer than 72 characters:\n{'c' * 73}\n"))
+
+    def test_check_reads_new_sources_and_those_of_changed_headers(self):
+        with tempfile.TemporaryDirectory() as repository:
+            root = pathlib.Path(repository)
+            shutil.copy(ROOT / "dev", root)
+            files = {"base/low.h": "", "base/high.h": '#include "base/low.h"\n', "base/high.cc": '#include "base/high.h"\n', "base/other.cc": ""}
+            (root / "base").mkdir()
+            for name, text in files.items():
+                (root / name).write_text(text)
+            git = ["git", "-c", "user.name=dev_test", "-c", "user.email=dev_test@localhost", "-c", "commit.gpgsign=false"]
+            for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "Begin"]):
+                subprocess.run([*git, *command], cwd=root, check=True)
+
+            def changed():
+                done = subprocess.run(["bash", "-c", "source ./dev help >/dev/null; changed_sources HEAD"], cwd=root, text=True,
+                                      stdout=subprocess.PIPE, check=True)
+                return done.stdout.split()
+
+            self.assertEqual(changed(), [])
+            (root / "base/low.h").write_text("// changed\n")
+            (root / "base/new.cc").touch()
+            self.assertEqual(changed(), ["base/high.cc", "base/new.cc"])
+            (root / "base/low.h").unlink()
+            self.assertEqual(changed(), ["base/new.cc"])
 
 
 if __name__ == "__main__":
