@@ -70,12 +70,13 @@ class Grafana(unittest.TestCase):
         for panel in dashboard["panels"]:
             place = panel["gridPos"]
             cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
-            self.assertFalse(cells & taken, panel["title"])
-            self.assertLessEqual(place["x"] + place["w"], 24, panel["title"])
+            self.assertFalse(cells & taken, f'the panel "{panel["title"]}" covers another one; change its gridPos in {GRAFANA}/dashboard.json')
+            self.assertLessEqual(place["x"] + place["w"], 24, f'the panel "{panel["title"]}" ends beyond column 24; change its gridPos in {GRAFANA}/dashboard.json')
             taken |= cells
             for target in panel["targets"]:
                 self.check_expression(target["expr"])
-        self.assertEqual(len({panel["id"] for panel in dashboard["panels"]}), len(dashboard["panels"]))
+        self.assertEqual(len({panel["id"] for panel in dashboard["panels"]}), len(dashboard["panels"]),
+                         f"two panels have one id; give each panel in {GRAFANA}/dashboard.json its own")
         for annotation in dashboard["annotations"]["list"]:
             self.check_expression(annotation["expr"])
 

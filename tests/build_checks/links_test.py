@@ -43,8 +43,8 @@ class Links(unittest.TestCase):
         for program in PROGRAMS:
             with self.subTest(program):
                 self.assertEqual(needed(program), set(), "a static program needs these libraries; link their static archives, or do without them")
-                self.assertIn("no dynamic section", run("readelf", "-d", BIN / program))
-                self.assertNotIn("INTERP", run("readelf", "-l", BIN / program))
+                self.assertIn("no dynamic section", run("readelf", "-d", BIN / program), "the program is linked dynamically; link it with -static")
+                self.assertNotIn("INTERP", run("readelf", "-l", BIN / program), "the program asks for a dynamic loader, which a node may lack; link it with -static")
 
     def test_agent_is_small_enough_to_be_copied(self):
         with tempfile.TemporaryDirectory() as folder:
