@@ -179,7 +179,7 @@ class LinePatterns::Parser {
       at_ += 2;
     else if (more() && text_[at_] == '?')
       fail(begin,
-           "of the groups that begin with (? only (?: ) is known, and (?i) at the begin of the pattern");
+           "of the groups that begin with (? only (?: ) is known, and (?i) at the start of the pattern");
     if (error_) return {};
     Node inside = choice();
     if (!accept(')')) fail(begin, "this ( is not closed");

@@ -23,7 +23,7 @@ namespace ddp::launcher {
 /// 0036).
 ///
 /// Known are: characters, `.`, [classes], \d \w \s and their opposites, \b, \t, ( ), (?: ), |, * + ? {n,m}, ^
-/// and $, and (?i) at the begin. A backslash makes any other character that is no letter or digit literal.
+/// and $, and (?i) at the start. A backslash makes any other character that is no letter or digit literal.
 /// They mean what they mean in Python's `re` for bytes. A line is bytes up to LF or CR, and not valid UTF-8
 /// by necessity: a character beyond ASCII is a sequence of bytes, and cannot be in a class.
 class LinePatterns {

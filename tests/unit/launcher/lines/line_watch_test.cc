@@ -62,7 +62,7 @@ TEST_CASE("errors in a pattern, with the position") {
   CHECK(error_of("(a)\\1") ==
         "position 4: \"\\1\" is not known; \\d \\w \\s \\b \\t are, and the opposites \\D \\W \\S \\B");
   CHECK(error_of("a(?=b)") ==
-        "position 2: of the groups that begin with (? only (?: ) is known, and (?i) at the begin of the "
+        "position 2: of the groups that begin with (? only (?: ) is known, and (?i) at the start of the "
         "pattern");
   CHECK(error_of("[[:alpha:]]") ==
         "position 2: named classes such as [:alpha:] are not known; use ranges, \\d, \\w or \\s");
