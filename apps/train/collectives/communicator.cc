@@ -34,7 +34,7 @@ Error revoked_error() {
   return {ErrorCode::kCancelled, "revoked"};
 }
 
-Result<bool> through_within(const IsThrough& through, std::chrono::milliseconds longest, int interrupt) {
+Result<bool> wait_until_through(const IsThrough& through, std::chrono::milliseconds longest, int interrupt) {
   if (interrupt < 0) return through(longest);
   const auto deadline = std::chrono::steady_clock::now() + longest;
   for (;;) {
@@ -62,7 +62,7 @@ Result<> share_outcome(Communicator& world, const Result<>& mine) {
 Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign,
                     int interrupt) {
   for (bool all = false; !all;) {
-    const auto done = DDP_TRY(through_within(through, sign, interrupt));
+    const auto done = DDP_TRY(wait_until_through(through, sign, interrupt));
     const auto ranks = DDP_TRY(gather_values(world, std::uint64_t{done}));
     all = std::all_of(ranks.begin(), ranks.end(), [](std::uint64_t one) { return one != 0; });
   }

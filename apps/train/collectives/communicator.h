@@ -292,7 +292,7 @@ Error revoked_error();
 using IsThrough = std::function<bool(std::chrono::milliseconds longest)>;
 /// Calls `through` for at most `longest`. Fails with kCancelled soon after `interrupt` (a descriptor, or -1)
 /// becomes readable.
-Result<bool> through_within(const IsThrough& through, std::chrono::milliseconds longest, int interrupt);
+Result<bool> wait_until_through(const IsThrough& through, std::chrono::milliseconds longest, int interrupt);
 
 /// Gives the failure of the lowest rank that has one to all ranks, with the same code and text. So a file
 /// that only rank 0 reads ends all ranks for the same reason. All ranks call it.

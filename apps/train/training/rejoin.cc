@@ -102,7 +102,7 @@ class RejoiningRank {
     attempt.last_line = [this] {
       return tested_line(environment_, *world_->communicator, choice_->device, world_->backend);
     };
-    return training_->go(attempt);
+    return training_->run_attempt(attempt);
   }
 
   /// Returns when the agent knows that nothing of the attempt runs here; else why this rank ends.

@@ -291,7 +291,7 @@ class TypedTrainingRun final : public TrainingRun {
     trainer_.set_phase_handler(std::move(on_phase));
   }
 
-  Result<> go(const TrainingAttempt& attempt) override {
+  Result<> run_attempt(const TrainingAttempt& attempt) override {
     const bool spoke = std::exchange(speaks_, attempt.communicators.world->rank() == 0);
     trainer_.attach(attempt.communicators);
     progress_.attach(world().rank(), world().world_size());
@@ -582,7 +582,7 @@ Result<> run_training(const TrainOptions& options, const TrainingAttempt& attemp
     on_phase = [&link](std::uint64_t step, const char* phase, double loss, double waited) {
       link->at(step, phase, loss, waited);
     };
-  return make_training_run(options, data, std::move(on_phase))->go(attempt);
+  return make_training_run(options, data, std::move(on_phase))->run_attempt(attempt);
 }
 
 }  // namespace ddp::train

@@ -51,17 +51,17 @@ class TrainingRun {
 
   /// Trains and tests as the options say (without contradiction()). On stdout rank 0 prints the progress,
   /// every rank its weights' hash, and rank 0 at last whether all are equal and the test accuracy. Differing
-  /// weights are an error, too. After an error of the communicator, call leave_attempt(), then go() with
-  /// other ranks, or end. Only the first call may lack `from`.
-  virtual Result<> go(const TrainingAttempt& attempt) = 0;
+  /// weights are an error, too. After an error of the communicator, call leave_attempt(), then run_attempt()
+  /// with other ranks, or end. Only the first call may lack `from`.
+  virtual Result<> run_attempt(const TrainingAttempt& attempt) = 0;
   /// Releases everything of the attempt and undoes a half step.
   virtual void leave_attempt() = 0;
   /// Returns how many steps the held state has made; empty: no state is held.
   virtual std::optional<std::uint64_t> held_step() const = 0;
 };
 
-/// All arguments must outlive the run; `data` may be filled until go(). `on_phase` (may be empty) receives
-/// the phases of this rank.
+/// All arguments must outlive the run; `data` may be filled until run_attempt(). `on_phase` (may be empty)
+/// receives the phases of this rank.
 std::unique_ptr<TrainingRun> make_training_run(const TrainOptions& options, const DataSplit& data,
                                                OnPhase on_phase);
 

@@ -453,7 +453,7 @@ Result<std::string> tested_line(const WorkerEnvironment& environment, Communicat
   const std::map<std::string, std::string> names{
       {"shm", "shared memory"}, {"tcp", "TCP"}, {"shm+tcp", "shared memory and TCP"}, {"none", "one rank"}};
   const auto name = names.find(transport);
-  std::vector<std::string> mine = name != names.end() ? std::vector{name->second} : nccl_links();
+  std::vector<std::string> mine = name != names.end() ? std::vector{name->second} : nccl_transports();
   const bool on_gpu = device == DeviceKind::kGpu || transport == "nccl";
   mine.insert(mine.begin(),
               {on_gpu ? gpu_model(environment.local_rank) : "", gpu_key(environment.local_rank)});
@@ -468,7 +468,7 @@ Result<std::string> tested_line(const WorkerEnvironment& environment, Communicat
   const auto all = DDP_TRY(world.all_gather(words));
 
   std::map<std::string, std::set<std::string>> devices;  // ranks may share one
-  std::vector<std::string> links;                        // the first is the library or the host's transport
+  std::vector<std::string> transports;                   // the first is the library or the host's transport
   std::size_t untested = 0, visible = 0;
   std::set<std::string> used;
   // Of a node. Ranks with masks of their own see one GPU each, so those in use are visible, too.
@@ -488,17 +488,18 @@ Result<std::string> tested_line(const WorkerEnvironment& environment, Communicat
       used.insert(key);
     }
     while (!rest.empty())
-      if (std::string link = take_field(rest); std::ranges::find(links, link) == links.end())
-        links.push_back(std::move(link));
+      if (std::string one = take_field(rest); std::ranges::find(transports, one) == transports.end())
+        transports.push_back(std::move(one));
   }
   end_node();
   std::vector<std::string> parts;
   for (const auto& [model, keys] : devices)
     parts.push_back(concat(keys.size(), " × ", model));
-  std::string line = "tested: " + (parts.empty() ? "CPU only" : join(parts, ", ")) + ", " + links.front();
+  std::string line =
+      "tested: " + (parts.empty() ? "CPU only" : join(parts, ", ")) + ", " + transports.front();
   if (on_gpu && device == DeviceKind::kCpu) line.insert(std::size("tested: ") - 1, "CPUs, and for the sums ");
-  links.erase(links.begin());
-  if (!links.empty()) line += " over " + join(links, " and ");
+  transports.erase(transports.begin());
+  if (!transports.empty()) line += " over " + join(transports, " and ");
   return untested == 0 ? line : line + "; " + counted(untested, "visible GPU") + " not tested";
 }
 

@@ -213,18 +213,18 @@ NcclLog read_nccl_log(std::string_view text) {
   return std::move(reader).finish();
 }
 
-std::vector<std::string> links_of(const NcclLog& log) {
-  std::vector<std::string> links = log.transports;
-  std::erase(links, "NET");
+std::vector<std::string> transports_of(const NcclLog& log) {
+  std::vector<std::string> transports = log.transports;
+  std::erase(transports, "NET");
   if (uses_network(log) && !log.network.empty())
-    links.push_back(log.network + (log.devices.empty() ? "" : " ") + join(log.devices, "+"));
-  return links;
+    transports.push_back(log.network + (log.devices.empty() ? "" : " ") + join(log.devices, "+"));
+  return transports;
 }
 
 std::string nccl_line(const NcclLog& log) {
   std::string line = "NCCL" + (log.version.empty() ? "" : " " + log.version);
-  const std::string links = join(links_of(log), ", ");
-  if (!links.empty()) line += " over " + links;
+  const std::string transports = join(transports_of(log), ", ");
+  if (!transports.empty()) line += " over " + transports;
   if (log.channels > 0) line += ", " + counted(log.channels, "channel");
   if (log.seconds < 0) return line;
   std::string phases;

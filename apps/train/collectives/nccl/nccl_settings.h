@@ -70,8 +70,9 @@ struct NcclLog {
   std::vector<std::string> warnings;                   ///< texts of WARN lines, the oldest first
 };
 NcclLog read_nccl_log(std::string_view text);
-/// Returns the kinds of links between the ranks: "P2P", "SHM", "IB mlx5_0:1/IB+mlx5_1:1/IB".
-std::vector<std::string> links_of(const NcclLog& log);
+/// Returns the transports between the ranks, with the network in the place of "NET": "P2P", "SHM", "IB
+/// mlx5_0:1/IB+mlx5_1:1/IB".
+std::vector<std::string> transports_of(const NcclLog& log);
 
 /// Returns "NCCL 2.27.3 over Socket eth0, 2 channels, started in 0.55 s (kernels 0.20, bootstrap 0.30)", as
 /// far as known. Phases appear from a tenth of the total on.

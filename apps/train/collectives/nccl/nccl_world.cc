@@ -146,18 +146,18 @@ class NcclBetween final : public Communicator {
   int world_size() const override { return nodes_; }
   Result<> all_reduce_sum(NumberSpan values) override {
     if (lane_) DDP_TRY(lane_->all_reduce_sum(values));
-    return hand_on(values.bytes);
+    return broadcast_inside(values.bytes);
   }
 
   Result<> broadcast(std::span<std::byte> data, int root) override {
     if (lane_) DDP_TRY(lane_->broadcast(data, root));
-    return hand_on(data);
+    return broadcast_inside(data);
   }
 
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
     std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(nodes_));
     if (lane_) all = DDP_TRY(lane_->all_gather(mine));
-    DDP_TRY(hand_on(std::as_writable_bytes(std::span(all))));
+    DDP_TRY(broadcast_inside(std::as_writable_bytes(std::span(all))));
     return all;
   }
 
@@ -169,7 +169,7 @@ class NcclBetween final : public Communicator {
   }
 
  private:
-  Result<> hand_on(std::span<std::byte> data) { return inside_->broadcast(data, 0); }
+  Result<> broadcast_inside(std::span<std::byte> data) { return inside_->broadcast(data, 0); }
 
   int node_;
   int nodes_;
@@ -234,8 +234,8 @@ NodePosition node_position(const std::vector<std::uint64_t>& node_of, int rank) 
   return position;
 }
 
-/// Sets what NCCL's log says about the links.
-void describe_links(const NcclLibrary& library, NcclWorld& world) {
+/// Sets the line and the warning of `world` by what NCCL's log says about the transports.
+void describe_transports(const NcclLibrary& library, NcclWorld& world) {
   NcclLog log = read_nccl_log(read_whole(capture().get()));
   if (log.version.empty()) log.version = nccl_version_text(library.version());
   log.version += " (" + library.path() + ")";
@@ -273,12 +273,13 @@ Result<std::string> load_nccl(const WorldConfig& config) {
   return library ? Result<std::string>((*library)->name()) : library.error();
 }
 
-std::vector<std::string> nccl_links() {
+std::vector<std::string> nccl_transports() {
   const NcclLog log = read_nccl_log(read_whole(capture().get()));
   const auto library = NcclLibrary::open();
-  std::vector<std::string> links = links_of(log);
-  links.insert(links.begin(), "NCCL " + (library ? nccl_version_text((*library)->version()) : log.version));
-  return links;
+  std::vector<std::string> transports = transports_of(log);
+  transports.insert(transports.begin(),
+                    "NCCL " + (library ? nccl_version_text((*library)->version()) : log.version));
+  return transports;
 }
 
 void report_nccl_warnings() {
@@ -305,9 +306,9 @@ Result<NcclWorld> connect_nccl(const WorldConfig& config, PeerDirectory& directo
   const auto library = DDP_TRY(NcclLibrary::open());
   auto world = connect_nccl_over(library, gpu, config, directory);
   if (!world) return world;
-  // From 2.22 on, NCCL connects in the first operation, and its log says nothing about links before.
+  // From 2.22 on, NCCL connects in the first operation, and its log says nothing about transports before.
   DDP_TRY(world->communicator->barrier());
-  describe_links(*library, *world);
+  describe_transports(*library, *world);
   if (config.rank == 0) std::printf("%s%s\n", config.remark.c_str(), world->line.c_str());
   // Each node has its own network.
   if (config.local_rank == 0 && !world->warning.empty()) {
@@ -326,7 +327,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library, 
   const auto comm = DDP_TRY(comms->open(directory, "world", config.rank, config.world_size));
   NcclWorld world;
   world.communicator = std::make_unique<NcclCommunicator>(comms, comm, config.rank, config.world_size);
-  describe_links(*library, world);
+  describe_transports(*library, world);
   if (config.with_nodes) DDP_TRY(join_nodes(comms, comm, config, world));
   return world;
 }
@@ -348,7 +349,7 @@ Result<NcclWorld> connect_nccl(const WorldConfig& config, PeerDirectory&) {
   return load_nccl(config).error();
 }
 
-std::vector<std::string> nccl_links() {
+std::vector<std::string> nccl_transports() {
   return {"no NCCL"};
 }
 

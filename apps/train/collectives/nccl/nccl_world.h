@@ -61,7 +61,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library, 
 
 /// Returns the library and how this rank's NCCL has connected so far: "NCCL 2.28.9", "P2P", "IB mlx5_0:1/IB".
 /// From NCCL 2.22 on, connections are made by the first operation.
-std::vector<std::string> nccl_links();
+std::vector<std::string> nccl_transports();
 
 /// Prints the WARN lines of NCCL's log to stderr. Call it at the end: NCCL explains there what its error
 /// codes do not say, also of a start that succeeded.
