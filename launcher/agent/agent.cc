@@ -98,7 +98,7 @@ Awaitable<> Agent::serve() {
 }
 
 void Agent::refuse(const Error& error) {
-  link_.send(rendezvous::Refused{static_cast<std::uint8_t>(error.code), error.sys, error.text});
+  link_.send(rendezvous::Refused{error.code, error.sys, error.text});
 }
 
 // ---- the core

@@ -108,17 +108,11 @@ rendezvous::Pairs check_features(const std::string& job_id, std::optional<std::s
 // ---- the job's own needs, with the errors that a job would report
 
 /// Returns whether the program cannot be searched for while its directory is missing.
-bool needs_directory(const rendezvous::JobStart& job) {
-  switch (static_cast<WorkerCommand::Kind>(job.command_kind)) {
-    case WorkerCommand::Kind::kProgram: {
-      const std::string program = job.argv.empty() ? std::string() : job.argv.front();
-      return program.find('/') != std::string::npos && !program.starts_with('/');
-    }
-    case WorkerCommand::Kind::kPython: return !job.argv.empty() && !job.argv.front().starts_with('/');
-    case WorkerCommand::Kind::kModule:
-    case WorkerCommand::Kind::kTrain: return false;
-  }
-  return false;
+bool needs_directory(const WorkerCommand& command) {
+  if (command.argv.empty() || command.argv.front().starts_with('/')) return false;
+  return command.kind == WorkerCommand::Kind::kPython ||
+         (command.kind == WorkerCommand::Kind::kProgram &&
+          command.argv.front().find('/') != std::string::npos);
 }
 
 /// Runs the job's preparation for its environment only. Without a program to search for, the job may be
@@ -127,8 +121,7 @@ Result<> environment_fits(const rendezvous::JobStart& job, const EnvVars& env, b
   rendezvous::JobStart ask;
   ask.job_id = job.job_id;
   ask.host = job.host;
-  ask.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
-  ask.argv = {"/proc/self/exe"};  // always exists
+  ask.command = {WorkerCommand::Kind::kProgram, {"/proc/self/exe"}, {}};  // always exists
   auto fits = DDP_TRY(NodeJob::prepare(ask, env, ""));
   if (!has_program && !fits.warning().empty()) return Error{ErrorCode::kRefused, fits.warning()};
   return {};
@@ -145,7 +138,7 @@ void check_job(const rendezvous::NodeCheck& request, const Result<EnvVars>& env,
   const Result<> environment = env ? environment_fits(job, *env, request.has_program) : Result<>(env.error());
   if (!environment) checked.environment_trouble = environment.error().text;
   // A search in PATH needs a valid environment.
-  if (!request.has_program || !environment || (!directory && needs_directory(job))) return;
+  if (!request.has_program || !environment || (!directory && needs_directory(job.command))) return;
   rendezvous::JobStart whole = job;
   if (!directory) whole.chdir.clear();
   const auto program = NodeJob::prepare(whole, *env, agent_dir);
@@ -405,12 +398,12 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   const Tools driver{env, Clock::now() + half, stop};  // named: in a co_await, g++ 12 destroys it twice
   GpuFacts gpus = co_await ask_driver(agent_dir, driver);
   add_gpus(checked, std::move(gpus));
-  const bool module =
-      static_cast<WorkerCommand::Kind>(request.job.command_kind) == WorkerCommand::Kind::kModule;
-  if (module && !checked.program.empty() && checked.directory_trouble.empty() && !request.job.argv.empty()) {
+  const WorkerCommand& command = request.job.command;
+  const bool module = command.kind == WorkerCommand::Kind::kModule;
+  if (module && !checked.program.empty() && checked.directory_trouble.empty() && !command.argv.empty()) {
     const Tools python{env, Clock::now() + half, stop};
     ModuleAnswer answer =
-        co_await ask_python(checked.program, request.job.argv.front(), request.job.chdir, python);
+        co_await ask_python(checked.program, command.argv.front(), request.job.chdir, python);
     if (!answer.trouble.empty()) {
       checked.program_trouble = std::move(answer.trouble);
       if (!answer.doubt) checked.program.clear();

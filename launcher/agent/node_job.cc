@@ -208,32 +208,33 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
   job.cwd_ = DDP_TRY(directory(start.chdir));
   job.env_ = std::move(env);
 
-  const auto kind = static_cast<WorkerCommand::Kind>(start.command_kind);
+  const auto& [kind, argv, python] = start.command;
   // A program may be a shell script that starts Python.
   job.wants_python_hook_ = start.diagnosis && kind != WorkerCommand::Kind::kTrain;
   std::string wanted;
   switch (kind) {
+    case WorkerCommand::Kind::kNone: break;
     case WorkerCommand::Kind::kProgram:
-      if (!start.argv.empty()) wanted = start.argv.front();
-      job.argv_ = start.argv;
+      if (!argv.empty()) wanted = argv.front();
+      job.argv_ = argv;
       break;
     case WorkerCommand::Kind::kPython:
     case WorkerCommand::Kind::kModule:
-      wanted = start.python.empty() ? "python3" : start.python;
+      wanted = python.empty() ? "python3" : python;
       job.argv_ = {wanted, "-u"};
       if (kind == WorkerCommand::Kind::kModule) {
         job.argv_.emplace_back("-m");
-      } else if (!start.argv.empty()) {
-        DDP_TRY(script_exists(start.argv.front(), job.cwd_));
+      } else if (!argv.empty()) {
+        DDP_TRY(script_exists(argv.front(), job.cwd_));
       }
-      job.argv_.insert(job.argv_.end(), start.argv.begin(), start.argv.end());
+      job.argv_.insert(job.argv_.end(), argv.begin(), argv.end());
       break;
     case WorkerCommand::Kind::kTrain:
       wanted = companion_program(agent_dir, "train");
       if (const std::string why = distrust_companion(wanted); !why.empty())
         return Error{ErrorCode::kExec, wanted + " is not executed: " + why, EPERM};
       job.argv_ = {"train"};
-      job.argv_.insert(job.argv_.end(), start.argv.begin(), start.argv.end());
+      job.argv_.insert(job.argv_.end(), argv.begin(), argv.end());
       break;
   }
   if (wanted.empty()) return Error{ErrorCode::kProtocol, "the job names no program"};
@@ -250,9 +251,9 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
     // `ddplaunch 4 train.py`: a habit of other launchers. Behind more words the script belongs to the
     // program.
     Error error = program.error();
-    if (kind == WorkerCommand::Kind::kProgram && error.sys == ENOENT && start.argv.size() > 1 &&
-        start.argv[1].ends_with(".py"))
-      error.text += "; to run " + start.argv[1] + " omit the word before it";
+    if (kind == WorkerCommand::Kind::kProgram && error.sys == ENOENT && argv.size() > 1 &&
+        argv[1].ends_with(".py"))
+      error.text += "; to run " + argv[1] + " omit the word before it";
     if (!job.warning_.empty()) error.text += "; " + job.warning_;  // it may be there
     return error;
   }

@@ -149,7 +149,7 @@ NodeStore::~NodeStore() = default;
 
 Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& message) {
   store_.reset();  // of the previous attempt; the new store may need its port
-  of_worker_ = message.mode == static_cast<std::uint8_t>(StoreMode::kWorker);
+  of_worker_ = message.mode == rendezvous::StoreMode::kWorker;
   rendezvous::TcpStoreOptions options;
   options.scope =
       message.loopback_only ? rendezvous::ListenScope::kLoopback : rendezvous::ListenScope::kAllInterfaces;

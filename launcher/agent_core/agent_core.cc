@@ -60,7 +60,7 @@ bool AgentCore::takes_stdin() const {
 }
 
 void AgentCore::refuse(const Error& error) {
-  send(rendezvous::Refused{static_cast<std::uint8_t>(error.code), error.sys, error.text});
+  send(rendezvous::Refused{error.code, error.sys, error.text});
 }
 
 // ---- the job, and the lease

@@ -64,9 +64,7 @@ rendezvous::JobStart lay_over(const rendezvous::JobStart& master, const JoinJob&
   // A setting of the whole job comes from the master. All that says what runs on a node, and in which
   // environment, is named here, so that nothing of it comes from another machine (decision 0015).
   rendezvous::JobStart job = master;
-  job.command_kind = static_cast<std::uint8_t>(own.command.kind);
-  job.argv = own.command.argv;
-  job.python = own.command.python;
+  job.command = own.command;
   job.chdir = own.chdir;
   job.env.clear();
   job.explicit_env = own.explicit_env;

@@ -14,10 +14,7 @@
 
 #include "remote/hosts/host.h"
 #include "rendezvous/membership/rank_plan.h"
-
-namespace ddp::rendezvous {
-struct JobStart;
-}
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -65,24 +62,9 @@ struct OutputOptions {
   StreamChoice copied() const;
 };
 
-/// The command of a worker. For kTrain the agent fills in argv[0], because it knows the path of its own
-/// `train`.
-struct WorkerCommand {
-  enum class Kind : std::uint8_t {
-    kProgram = 1,  ///< argv as it is, argv[0] searched in the worker's PATH
-    kPython = 2,   ///< argv after `python3 -u`
-    kModule = 3,   ///< argv after `python3 -u -m`
-    kTrain = 4,    ///< the bundled trainer; argv has its arguments only
-  };
-  Kind kind = Kind::kProgram;
-  std::vector<std::string> argv;
-  std::string python;  ///< interpreter for kPython and kModule; empty: python3 from the worker's PATH
-};
+using rendezvous::StoreMode;
+using rendezvous::WorkerCommand;
 
-enum class StoreMode : std::uint8_t {
-  kAgent = 1,
-  kWorker = 2
-};  ///< server of MASTER_PORT (docs/users/environment.md)
 /// --fence: lost nodes whose lease an attempt with survivors waits for (docs/users/elastic.md).
 enum class FenceMode : std::uint8_t { kRank0, kAll, kOff };
 enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm, kDaemon, kJoin };

@@ -85,7 +85,7 @@ bool HostCheck::choose_network() {
   result_.network = launcher::choose_network(networks, spec_.network);
   if (!*result_.network || !usable(0)) return false;
   store_order_ = launcher::store_order(spec_, networks, **result_.network);
-  store_order_.mode = static_cast<std::uint8_t>(StoreMode::kAgent);  // a store must answer the other nodes
+  store_order_.mode = StoreMode::kAgent;  // a store must answer the other nodes
   return true;
 }
 
@@ -193,7 +193,7 @@ void HostCheck::on_message(std::size_t index, const rendezvous::Message& message
       node.reach = CheckedNode::Reach::kFailed;
       node.reach_text = refused->text;
     } else if (stage_[index] == Stage::kAsked) {
-      give_up(index, Error{static_cast<ErrorCode>(refused->code), refused->text, refused->sys});
+      give_up(index, Error{refused->code, refused->text, refused->sys});
     }
   } else if (const auto* opened = std::get_if<rendezvous::StoreOpened>(&message)) {
     if (!opens) return;

@@ -70,7 +70,7 @@ Result<> AttemptStart::begin(std::uint32_t attempt, std::vector<NodeNetwork> nod
 rendezvous::OpenStore AttemptStart::store_order(const JobSpec& spec) const {
   rendezvous::OpenStore open = launcher::store_order(spec, nodes_, network_);
   open.attempt = attempt_;
-  open.mode = static_cast<std::uint8_t>(spec.store);
+  open.mode = spec.store;
   return open;
 }
 
@@ -226,9 +226,7 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
               (spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost));
   // A node that joins by itself has its own command and environment and does not get the master's.
   if (spec.launcher == LauncherKind::kJoin && !job.local) return job;
-  job.command_kind = static_cast<std::uint8_t>(spec.command.kind);
-  job.argv = spec.command.argv;
-  job.python = spec.command.python;
+  job.command = spec.command;
   job.chdir = host.chdir.empty() ? spec.chdir : host.chdir;
   job.env = job.local ? spec.local_env : spec.env;
   job.explicit_env = spec.explicit_env;

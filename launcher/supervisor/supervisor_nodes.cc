@@ -218,7 +218,7 @@ void Supervisor::recall_due(Time now) {
 // ---- nodes are lost
 
 void Supervisor::handle(const job::FromNode& from, const rendezvous::Refused& message, Time now) {
-  Error error{static_cast<ErrorCode>(message.code), message.text, message.sys};
+  Error error{message.code, message.text, message.sys};
   NodeRecords::Node& node = nodes_[from.node];
   // scancel, or the end of the job's time limit, sends SIGTERM to all processes of the steps. The master may
   // get it later, or never.

@@ -47,6 +47,20 @@ constexpr FieldLimits limits_of() {
 template <class T>
 constexpr bool has_frame_limit = T::kType < kFirstMasterType && !std::is_same_v<T, NodeChecked>;
 
+/// Returns whether Value is one of its enum's names, from the compiler's name of this function: "(ddp::E)5"
+/// stands there for a number without a name.
+template <auto Value>
+constexpr bool has_name() {
+  return std::string_view(__PRETTY_FUNCTION__).find("= (") == std::string_view::npos;
+}
+
+/// For each byte, whether it is a value of the enum E.
+template <class E>
+constexpr auto kValues = []<std::size_t... Byte>(std::index_sequence<Byte...>) {
+  return std::array<bool, 256>{has_name<static_cast<E>(Byte)>()...};
+}
+(std::make_index_sequence<256>{});
+
 /// Appends fields to a string, cut to the limits.
 class Writer {
  public:
@@ -59,7 +73,9 @@ class Writer {
       out_.push_back(static_cast<char>(value >> (8 * i)));
   }
   void operator()(const std::int32_t& value) { (*this)(static_cast<std::uint32_t>(value)); }
-  void operator()(const bool& value) { (*this)(static_cast<std::uint8_t>(value ? 1 : 0)); }
+  template <class T>
+  requires std::is_enum_v<T> || std::same_as<T, bool>
+  void operator()(const T& value) { (*this)(static_cast<std::uint8_t>(value)); }
   void operator()(const std::string_view& value) {
     const std::string_view kept = value.substr(0, limits_.text);
     (*this)(static_cast<std::uint32_t>(kept.size()));
@@ -94,8 +110,8 @@ class SizeCounter {
   std::size_t size = 0;
 
   template <class T>
-  requires std::is_arithmetic_v<T>
-  void operator()(const T&) { size += sizeof(T); }
+  requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+  void operator()(const T&) { size += std::is_enum_v<T> ? 1 : sizeof(T); }
   void operator()(const std::string_view& value) { size += sizeof(std::uint32_t) + value.size(); }
   void operator()(const std::string& value) { (*this)(std::string_view(value)); }
   template <class A, class B>
@@ -142,6 +158,14 @@ class FieldReader {
     (*this)(raw);
     if (raw > 1) failed_ = true;
     value = raw == 1;
+  }
+  template <class E>
+  requires std::is_enum_v<E>
+  void operator()(E& value) {
+    std::uint8_t raw = 0;
+    (*this)(raw);
+    if (!kValues<E>[raw]) failed_ = true;
+    value = failed_ ? E{} : static_cast<E>(raw);
   }
   void operator()(std::string_view& value) {
     std::uint32_t size = 0;

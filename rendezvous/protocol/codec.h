@@ -41,7 +41,8 @@ void append_frame(const Message& message, std::string& out);
 void write_output_header(const Output& output, char* at);
 
 /// Decodes one frame's payload (type and fields, without the length). string_view members of the result point
-/// into `payload`. Error: kProtocol (unknown type, truncated field, count over its limit, surplus bytes).
+/// into `payload`. Error: kProtocol (unknown type or value, truncated field, count over its limit, surplus
+/// bytes).
 Result<Message> decode_payload(std::string_view payload);
 
 std::size_t frame_size(const Message& message);

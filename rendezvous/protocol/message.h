@@ -7,9 +7,11 @@
 #include <variant>
 #include <vector>
 
+#include "base/result.h"
+
 /// The messages of the control protocol between master and agents, as described in
 /// docs/developers/protocol.md. Plain data; the codec reads and writes the members of a struct in the order
-/// in which they stand here. Type numbers are never reused.
+/// in which they stand here; an enum is one byte. Type numbers are never reused.
 namespace ddp::rendezvous {
 
 /// Both ends must have the same version: the launcher starts (or copies) the matching agent.
@@ -95,10 +97,10 @@ struct JobAccepted {
       false;  ///< proven: all of JobStart::predecessor have ended, without any process left
 };
 
-/// The node cannot do what the last request demanded. `code` is an ErrorCode.
+/// The node cannot do what the last request demanded.
 struct Refused {
   static constexpr std::uint8_t kType = 0x03;
-  std::uint8_t code = 0;
+  ErrorCode code = ErrorCode::kUsage;
   std::int32_t sys = 0;
   std::string text;
 };
@@ -124,15 +126,28 @@ struct ProbeResult {
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
+/// The command of a worker. For kTrain the agent fills in argv[0], because it knows the path of its own
+/// `train`.
+struct WorkerCommand {
+  enum class Kind : std::uint8_t {
+    kNone = 0,     ///< in a JobStart: a node of per-node mode has a command of its own
+    kProgram = 1,  ///< argv as it is, argv[0] searched in the worker's PATH
+    kPython = 2,   ///< argv after `python3 -u`
+    kModule = 3,   ///< argv after `python3 -u -m`
+    kTrain = 4,    ///< the bundled trainer; argv has its arguments only
+  };
+  Kind kind = Kind::kProgram;
+  std::vector<std::string> argv;
+  std::string python;  ///< interpreter for kPython and kModule; empty: python3 from the worker's PATH
+};
+
 /// First frame of the master: the job as this node runs it. No part of it ever passes through a shell or a
 /// command line.
 struct JobStart {
   static constexpr std::uint8_t kType = 0x41;
   std::string job_id;
   std::string host;  ///< the node's name in the hostfile, for messages and labels
-  std::uint8_t command_kind = 0;
-  std::vector<std::string> argv;
-  std::string python;
+  WorkerCommand command{WorkerCommand::Kind::kNone, {}, {}};
   std::string chdir;   ///< empty: the agent's own directory
   Pairs env;           ///< the launcher's environment, filtered; overrides the node's own
   Pairs explicit_env;  ///< from --env and from the host; overrides both
@@ -156,12 +171,15 @@ struct JobStart {
   std::vector<std::uint32_t> keepers;
 };
 
+/// Server of MASTER_PORT (docs/users/environment.md).
+enum class StoreMode : std::uint8_t { kAgent = 1, kWorker = 2 };
+
 /// To node 0: serve the store of this attempt (mode kAgent), or find a port where rank 0 can serve it
 /// (kWorker).
 struct OpenStore {
   static constexpr std::uint8_t kType = 0x42;
   std::uint32_t attempt = 0;
-  std::uint8_t mode = 1;
+  StoreMode mode = StoreMode::kAgent;
   bool loopback_only = false;
   std::uint16_t port = 0;  ///< 0: choose
   std::uint16_t first_port = 0;

@@ -319,7 +319,7 @@ Awaitable<> lose(Swarm* swarm) {
   swarm->losing = true;
   print_event("lost");
   Refused refused;
-  refused.code = static_cast<std::uint8_t>(ErrorCode::kLinkLost);
+  refused.code = ErrorCode::kLinkLost;
   refused.text = "it was ordered to end";
   last.link->send(refused);
   last.link->send(AttemptEnded{last.attempt, 0, {}});

@@ -191,7 +191,7 @@ class FuzzedJob {
                              WorkerInTrouble{attempt, rank, "x", {0}},
                              AttemptRevoked{attempt, {{rank, true, 7}}},
                              AttemptEnded{attempt, rank == 6 ? 1U : 0U, "x"},
-                             Refused{static_cast<std::uint8_t>(code), 0, "refused"},
+                             Refused{code, 0, "refused"},
                              StoreOpened{attempt, 1},
                              ProbeResult{attempt, "127.0.0.1", ""},
                              JobAccepted{"p", {}, "", true},

@@ -37,8 +37,7 @@ class NodeBench {
     spawn(loop.get_executor(), read_all(this));
     rendezvous::JobStart order;
     order.job_id = unique_mark("x").substr(2);
-    order.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
-    order.argv = {"sh", "-c", script};
+    order.command = {WorkerCommand::Kind::kProgram, {"sh", "-c", script}, {}};
     order.env = {{"PATH", "/usr/bin:/bin"}};
     order.stdin_to_rank0 = true;
     order.credit = credit;

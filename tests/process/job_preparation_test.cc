@@ -15,8 +15,7 @@ using namespace std::chrono_literals;
 struct PreparationBench {
   PreparationBench() {
     order.job_id = unique_mark("x").substr(2);
-    order.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
-    order.argv = {"true"};
+    order.command = {WorkerCommand::Kind::kProgram, {"true"}, {}};
     order.explicit_env = {{"GIVEN", "by --env"}};
   }
   void begin() {
@@ -71,7 +70,7 @@ TEST_CASE("a job gets the program of the node, and the environment that --setup 
 
 TEST_CASE("each obstacle refuses the job: directory, setup, program") {
   PreparationBench no_program;
-  no_program.order.argv = {"no-such-program"};
+  no_program.order.command.argv = {"no-such-program"};
   no_program.begin();
   CHECK(no_program.run());
   CHECK(no_program.job->error().code == ErrorCode::kExec);

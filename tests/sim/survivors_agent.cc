@@ -203,7 +203,7 @@ bool SurvivorsWorld::predecessor_gone(const std::vector<std::uint32_t>& pids) co
 
 void SurvivorsWorld::perform(SimAgent& agent, const node::OpenStore& action) {
   if (std::exchange(hosts_[agent.host].store_refused, false)) {
-    return to_master(agent, Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, "no port is free"});
+    return to_master(agent, Refused{ErrorCode::kRefused, 0, "no port is free"});
   }
   after(some(0s, 5ms), [this, id = agent.id, attempt = action.order.attempt] {
     when_awake(id, [this, id, attempt] { to_master(agents_[id], StoreOpened{attempt, 29500}); });

@@ -54,11 +54,11 @@ bool show(const M& message) {
     std::printf("accepted %s\n", message.program.c_str());
   } else if constexpr (std::is_same_v<M, rendezvous::JobStart>) {
     std::printf("job %s\n", message.job_id.c_str());
-    print("argv", message.argv);
+    print("argv", message.command.argv);
     print("env", message.env);
     print("env", message.explicit_env);
     print("setup", message.setup);
-    std::printf("end %s%s\n", message.python.c_str(), message.chdir.c_str());
+    std::printf("end %s%s\n", message.command.python.c_str(), message.chdir.c_str());
   } else {
     return false;
   }
@@ -98,7 +98,7 @@ Awaitable<> be_master(Peer* self, launcher::JoinTransport* shell) {
   early.erase(0, early.find('\n') + 1);
   rendezvous::JobStart job;
   job.job_id = self->job;
-  job.argv = {"/bin/sh", "-c", self->script};
+  job.command.argv = {"/bin/sh", "-c", self->script};
   job.setup = {self->script};
   job.explicit_env = {{"GIVEN", "by the master"}};
   job.master_timeout_ms = 15'000;

@@ -98,6 +98,7 @@ std::string command_text(const WorkerCommand& command) {
   std::vector<std::string> words;
   const std::string python = command.python.empty() ? "python3" : command.python;
   switch (command.kind) {
+    case WorkerCommand::Kind::kNone:
     case WorkerCommand::Kind::kProgram: break;
     case WorkerCommand::Kind::kPython: words = {python, "-u"}; break;
     case WorkerCommand::Kind::kModule: words = {python, "-u", "-m"}; break;

@@ -26,9 +26,7 @@ rendezvous::JobStart masters() {
   rendezvous::JobStart job;
   job.job_id = "run7";
   job.host = "node1";
-  job.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
-  job.argv = {"other"};
-  job.python = "python2";
+  job.command = {WorkerCommand::Kind::kProgram, {"other"}, "python2"};
   job.chdir = "/there";
   job.env = {{"A", "1"}};
   job.explicit_env = {{"B", "2"}};
@@ -52,9 +50,9 @@ TEST_CASE("a node that joins runs its own command in its own environment") {
   const JoinJob own = join_job(own_spec());
   CHECK(own.workers == 4);
   const rendezvous::JobStart job = lay_over(masters(), own);
-  CHECK(job.command_kind == static_cast<std::uint8_t>(WorkerCommand::Kind::kPython));
-  CHECK(job.argv == std::vector<std::string>{"train.py", "--lr", "1"});
-  CHECK(job.python == "/venv/bin/python");
+  CHECK(job.command.kind == WorkerCommand::Kind::kPython);
+  CHECK(job.command.argv == std::vector<std::string>{"train.py", "--lr", "1"});
+  CHECK(job.command.python == "/venv/bin/python");
   CHECK(job.chdir == "/here");
   CHECK(job.env.empty());
   CHECK(job.explicit_env == rendezvous::Pairs{{"NCCL_DEBUG", "INFO"}});
@@ -82,7 +80,7 @@ TEST_CASE("settings of the whole job come from the master") {
 TEST_CASE("each field of a job is the node's own or the master's") {
   // A new field: is it a setting of the whole job (check it above), or does it say what runs on a node (clear
   // it in lay_over)?
-  CHECK(boost::pfr::tuple_size_v<rendezvous::JobStart> == 22);
+  CHECK(boost::pfr::tuple_size_v<rendezvous::JobStart> == 20);
 }
 
 TEST_CASE("a worker count that must be detected is planned by the master") {

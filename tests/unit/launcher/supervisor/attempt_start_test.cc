@@ -137,7 +137,7 @@ TEST_CASE("attempt start: the store is ordered as the user wants it, for the nod
   rendezvous::OpenStore order = start.store_order(spec);
   CHECK(order.attempt == 3);
   CHECK(order.port == 29500);
-  CHECK(order.mode == static_cast<std::uint8_t>(StoreMode::kWorker));
+  CHECK(order.mode == StoreMode::kWorker);
   CHECK_FALSE(order.loopback_only);
   CHECK(order.first_port == 0);
   CHECK(order.allow == Texts{"10.0.0.1", "10.0.0.2", "127.0.0.1", "192.0.2.0/24"});  // each once
@@ -195,15 +195,15 @@ TEST_CASE("a node that joins gets the job's timeouts and nothing of node 0's own
   CHECK(other.stdin_to_rank0);
   CHECK(other.credit > 0);
   CHECK(other.master_timeout_ms == to_ms(node_lease(spec)));
-  CHECK(other.argv.empty());
-  CHECK(other.python.empty());
+  CHECK(other.command.argv.empty());
+  CHECK(other.command.python.empty());
   CHECK(other.chdir.empty());
   CHECK(other.env.empty());
   CHECK(other.explicit_env.empty());
   CHECK(other.setup.empty());
   const rendezvous::JobStart own = job_start(spec, spec.hosts[0], 2);
   CHECK(own.local);
-  CHECK(own.argv == std::vector<std::string>{"train.py"});
+  CHECK(own.command.argv == std::vector<std::string>{"train.py"});
   CHECK(own.env == spec.local_env);
   CHECK(own.explicit_env == spec.explicit_env);
 }
@@ -216,7 +216,7 @@ TEST_CASE("a node's line in the hostfile adds to the job's settings, and its chd
   const rendezvous::JobStart plain = job_start(spec, host, 2);
   CHECK_FALSE(plain.local);
   CHECK(plain.chdir == "/here");
-  CHECK(plain.python == "/venv/bin/python");
+  CHECK(plain.command.python == "/venv/bin/python");
   CHECK(plain.env == spec.env);
   CHECK(plain.setup == std::vector<std::string>{"module load cuda"});
   CHECK(plain.devices.empty());

@@ -276,7 +276,7 @@ class MembershipStage : public test::Stage {
       feed(node, rendezvous::AttemptRevoked{attempt(), {{0, true, 5}}});
     } else if (verb == "refused") {
       const ErrorCode code = flag("leaves") ? ErrorCode::kLinkLost : ErrorCode::kRefused;
-      feed(node, rendezvous::Refused{static_cast<std::uint8_t>(code), 0, quoted_text(line)});
+      feed(node, rendezvous::Refused{code, 0, quoted_text(line)});
     } else {
       FAIL("unknown command: " << verb);
     }

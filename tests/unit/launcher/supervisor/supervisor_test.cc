@@ -221,10 +221,9 @@ class SupervisorStage : public test::Stage {
       accepted.no_infiniband = quoted_text(line);
       feed_message(number(1), accepted);
     } else if (verb == "refused") {
-      feed_message(number(1),
-                   rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_text(line)});
+      feed_message(number(1), rendezvous::Refused{ErrorCode::kRefused, 0, quoted_text(line)});
     } else if (verb == "leaves") {  // node [SIGTERM] "text"
-      feed_message(number(1), rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost),
+      feed_message(number(1), rendezvous::Refused{ErrorCode::kLinkLost,
                                                   words.at(2) == "SIGTERM" ? SIGTERM : 0, quoted_text(line)});
     } else if (verb == "store") {
       feed_message(number(1), rendezvous::StoreOpened{attempt_, static_cast<std::uint16_t>(number(2))});

@@ -51,6 +51,28 @@ TEST_CASE("unknown types, invalid booleans and false counts are refused by name"
   CHECK(result.error().text == "a malformed OpenStore message of 18 bytes");
 }
 
+/// Returns the values of the byte at `at` of the payload with which it is decoded, and encoded again.
+std::vector<int> accepted(const Message& message, std::size_t at) {
+  std::string payload = payload_of(message);
+  std::vector<int> values;
+  for (int value = 0; value < 256; ++value) {
+    payload[at] = static_cast<char>(value);
+    const auto back = decode_payload(payload);
+    if (back && payload_of(*back) == payload) values.push_back(value);
+    if (!back) CHECK(back.error().code == ErrorCode::kProtocol);
+  }
+  return values;
+}
+
+TEST_CASE("an enum keeps its number on the wire, and a number without a name is refused") {
+  CHECK(accepted(Refused{}, 1) == std::vector{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  CHECK(accepted(OpenStore{}, 5) == std::vector{1, 2});
+  CHECK(accepted(JobStart{}, 9) == std::vector{0, 1, 2, 3, 4});
+  CHECK(accepted(NodeCheck{}, 9) == std::vector{0, 1, 2, 3, 4});
+  CHECK(decode_payload(std::string_view("\x03\x0d\0\0\0\0\0\0\0\0", 10)).error().text ==
+        "a malformed Refused message of 10 bytes");
+}
+
 TEST_CASE("output points into the payload and is not copied") {
   const std::string payload = payload_of(Output{1, 2, 2, 7, "hello"});
   const auto back = decode_payload(payload);
@@ -63,7 +85,8 @@ TEST_CASE("output points into the payload and is not copied") {
 TEST_CASE("texts and lists of an agent are cut where they are sent, and refused where they are too long") {
   const std::string long_text(kMaxFrame, 'x');
   const auto decoded = [](const Message& message) { return decode_payload(payload_of(message)).value(); };
-  CHECK(std::get<Refused>(decoded(Refused{1, 0, long_text})).text.size() == kMaxAgentText);
+  CHECK(std::get<Refused>(decoded(Refused{ErrorCode::kUnreachable, 0, long_text})).text.size() ==
+        kMaxAgentText);
   CHECK(std::get<StoreOpened>(decoded(StoreOpened{0, 1, long_text})).token.size() == kMaxAgentText);
   CHECK(std::get<WorkerEvidence>(decoded(WorkerEvidence{0, 1, {}, {}, long_text})).error_json.size() ==
         kMaxAgentEvidence);
@@ -87,6 +110,9 @@ struct Filler {
   unsigned next = 1;
 
   void operator()(bool& value) { value = true; }
+  template <class T>
+  requires std::is_enum_v<T>
+  void operator()(T& value) { value = static_cast<T>(1); }
   template <std::integral T>
   void operator()(T& value) {
     value = static_cast<T>(next++ * 0x0101010101010101ull);
@@ -113,10 +139,9 @@ struct Filler {
 struct FieldTexts {
   std::vector<std::string> texts;
 
-  template <std::integral T>
-  void operator()(const T& value) {
-    texts.push_back(std::to_string(value));
-  }
+  template <class T>
+  requires std::integral<T> || std::is_enum_v<T>
+  void operator()(const T& value) { texts.push_back(std::to_string(static_cast<long long>(value))); }
   void operator()(const std::string_view& value) { texts.emplace_back(value); }
   void operator()(const std::string& value) { texts.push_back(value); }
   template <class A, class B>
@@ -400,8 +425,8 @@ TEST_CASE("the texts of a message are cleaned, except output and logs of workers
 TEST_CASE("no text of a node or worker starts a line of its own") {
   CHECK(cleaned(Notice{"quiet\r\nddplaunch: exit 0", false}).text == "quiet?\\nddplaunch: exit 0");
   CHECK(cleaned(WorkerInTrouble{0, 0, "lost\nddplaunch: exit 0", {}}).text == "lost\\nddplaunch: exit 0");
-  CHECK(cleaned(Refused{0, 0, "setup failed; its last lines:\n  one\n\nddplaunch: exit 0\n"}).text ==
-        "setup failed; its last lines:\n  one\n  \n  ddplaunch: exit 0\n  ");
+  CHECK(cleaned(Refused{ErrorCode::kUsage, 0, "setup failed; its last lines:\n  one\n\nddplaunch: exit 0\n"})
+            .text == "setup failed; its last lines:\n  one\n  \n  ddplaunch: exit 0\n  ");
 
   NodeChecked checked;
   checked.program_trouble = "none\nddplaunch: exit 0";
