@@ -250,8 +250,8 @@ class NodeEvaluator {
   void diagnose_equal(const std::string& name, const std::map<std::string, std::vector<std::size_t>>& values);
   bool any_gpu() const { return std::ranges::any_of(result_.nodes, sees_gpu); }
   std::optional<int> workers(std::size_t i) const {
-    if (!result_.plan || !*result_.plan) return std::nullopt;
-    return (*result_.plan)->nodes[i].local_world_size;
+    const rendezvous::RankPlan* plan = result_.planned();
+    return plan ? std::optional(plan->assignments[i].local_world_size) : std::nullopt;
   }
   std::string names(const std::vector<std::size_t>& nodes) const {
     std::vector<std::string> all;
@@ -306,8 +306,8 @@ void NodeEvaluator::diagnose_facts(std::size_t i, const NodeChecked& facts) {
 }
 
 void NodeEvaluator::diagnose_limits(std::size_t i, const NodeChecked& facts) {
-  const auto world = static_cast<std::uint64_t>(
-      result_.plan && *result_.plan ? (*result_.plan)->world_size : static_cast<int>(result_.nodes.size()));
+  const auto world = static_cast<std::uint64_t>(result_.planned() ? result_.planned()->world_size
+                                                                  : static_cast<int>(result_.nodes.size()));
   const std::uint64_t need = kOwnNofile + 2 * world;
   const std::string nofile = "a worker may have only " + counted(facts.nofile, "file") + " open (ulimit -n)";
   const std::string raise =
@@ -624,8 +624,8 @@ std::string advice_of(const std::string& item) {
 
 /// The node on which a rank ran; empty if there is no plan.
 std::vector<std::size_t> nodes_of(const CheckResult& result, int rank) {
-  if (!result.plan || !*result.plan) return {};
-  const auto& nodes = (*result.plan)->nodes;
+  if (!result.planned()) return {};
+  const auto& nodes = result.planned()->assignments;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     if (rank >= nodes[i].first_rank && rank < nodes[i].first_rank + nodes[i].local_world_size) return {i};
   }

@@ -55,7 +55,9 @@ struct CheckResult {
   std::vector<std::size_t> networked;
   std::optional<Result<NetChoice>> network;
   std::optional<Result<rendezvous::RankPlan>> plan;  ///< of all nodes; unset unless all are up
-  std::string master_addr;                           ///< empty: no common address was found
+  /// Returns the plan, or null if there is none.
+  const rendezvous::RankPlan* planned() const { return plan && *plan ? &**plan : nullptr; }
+  std::string master_addr;  ///< empty: no common address was found
   struct RejectedNetwork {
     std::string master_addr, network;  ///< of the NetRoute
     std::vector<std::size_t> nodes;    ///< nodes that do not reach it

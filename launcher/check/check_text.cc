@@ -266,12 +266,13 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
 
 std::string hosts_text(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics) {
+  const rendezvous::RankPlan* plan = result.planned();
   TextTable table;
   table.add({"node", "host", "ranks", "workers", "slots", "CPUs", "GPUs", "address", "interface",
              "variables of its own"});
   for (std::size_t i = 0; i < result.nodes.size(); ++i) {
     const CheckedNode& node = result.nodes[i];
-    const rendezvous::NodeRanks* ranks = result.plan && *result.plan ? &(*result.plan)->nodes[i] : nullptr;
+    const rendezvous::RankAssignment* ranks = plan != nullptr ? &plan->assignments[i] : nullptr;
     const bool spare = ranks != nullptr && ranks->local_world_size == 0;
     const auto& slots = spec.hosts[i].slots;
     table.add({spare ? "spare" : std::to_string(i), spec.hosts[i].name,
@@ -279,7 +280,7 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
                : ranks != nullptr ? format_number_range(ranks->first_rank, ranks->local_world_size)
                                   : "?",
                spare              ? "-"
-               : ranks != nullptr ? std::to_string(ranks->local_world_size) + " (" + ranks->reason + ")"
+               : ranks != nullptr ? std::to_string(ranks->local_world_size) + " (" + plan->reasons[i] + ")"
                                   : "?",
                slots ? std::to_string(*slots) : "any", node.up ? std::to_string(node.hello.cpus) : "?",
                node.up ? std::to_string(node.hello.gpus) : "?", chosen_address(result, i),
@@ -287,7 +288,7 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
   }
   table.omit_empty_columns();
   std::string text = table.text() + '\n';
-  if (result.plan && *result.plan) text += "world size " + std::to_string((*result.plan)->world_size) + '\n';
+  if (plan != nullptr) text += "world size " + std::to_string(plan->world_size) + '\n';
   if (!result.master_addr.empty()) text += "MASTER_ADDR " + result.master_addr + '\n';
   text += network_line(result);
   if (result.nodes.size() < spec.hosts.size())
@@ -491,24 +492,24 @@ std::string check_json(const JobSpec& spec, const CheckResult& result,
 
 std::string hosts_json(const JobSpec& spec, const CheckResult& result,
                        const std::vector<CheckDiagnostic>& diagnostics) {
+  const rendezvous::RankPlan* plan = result.planned();
   OrderedJson nodes = OrderedJson::array();
   for (std::size_t i = 0; i < result.nodes.size(); ++i) {
     OrderedJson node = node_json(spec, result, i);
-    const bool planned = result.plan && *result.plan;
+    const rendezvous::RankAssignment* ranks = plan != nullptr ? &plan->assignments[i] : nullptr;
     node["slots"] = spec.hosts[i].slots ? OrderedJson(*spec.hosts[i].slots) : OrderedJson();
-    const bool spare = planned && (*result.plan)->nodes[i].local_world_size == 0;
+    const bool spare = ranks != nullptr && ranks->local_world_size == 0;
     node["node_rank"] = spare ? OrderedJson() : OrderedJson(i);
-    node["first_rank"] = planned && !spare ? OrderedJson((*result.plan)->nodes[i].first_rank) : OrderedJson();
-    node["workers"] = planned ? OrderedJson((*result.plan)->nodes[i].local_world_size) : OrderedJson();
-    node["reason"] = planned ? OrderedJson((*result.plan)->nodes[i].reason) : OrderedJson();
+    node["first_rank"] = ranks != nullptr && !spare ? OrderedJson(ranks->first_rank) : OrderedJson();
+    node["workers"] = ranks != nullptr ? OrderedJson(ranks->local_world_size) : OrderedJson();
+    node["reason"] = plan != nullptr ? OrderedJson(plan->reasons[i]) : OrderedJson();
     node["variables"] = node_variables(spec, result, i);
     nodes.push_back(std::move(node));
   }
-  const bool planned = result.plan && *result.plan;
   return document({{"format", kFormat},
                    {"exit_code", check_exit_code(result, diagnostics)},
                    {"interrupted", result.stop_signal != 0},
-                   {"world_size", planned ? OrderedJson((*result.plan)->world_size) : OrderedJson()},
+                   {"world_size", plan != nullptr ? OrderedJson(plan->world_size) : OrderedJson()},
                    {"unused_hosts", spec.hosts.size() - result.nodes.size()},
                    {"network", network_json(result)},
                    {"findings", diagnostics_json(spec, diagnostics)},

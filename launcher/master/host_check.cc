@@ -94,7 +94,9 @@ Result<rendezvous::RankPlan> HostCheck::plan(std::vector<rendezvous::NodeSlots> 
   const std::size_t spares = std::min(slots.size() - 1, static_cast<std::size_t>(spec_.spares));
   slots.resize(slots.size() - spares);
   auto plan = rendezvous::plan_ranks(slots, spec_.nproc);
-  if (plan) plan->nodes.resize(plan->nodes.size() + spares, {0, 0, 0, "a spare"});
+  if (!plan) return plan;
+  plan->assignments.resize(plan->assignments.size() + spares);
+  plan->reasons.resize(plan->assignments.size(), "a spare");
   return plan;
 }
 

@@ -102,8 +102,8 @@ void Supervisor::handle(const job::FromNode& from, const rendezvous::JobAccepted
     return try_begin(now);
   }
   node.infiniband = {node.name, node.hello.gpus, message.infiniband, message.no_infiniband};
-  node.slots = plan->nodes[0].local_world_size;
-  node.slots_reason = plan->nodes[0].reason;
+  node.slots = plan->world_size;
+  node.slots_reason = plan->reasons[0];
   join(from.node, now);
 }
 

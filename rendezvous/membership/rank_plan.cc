@@ -90,14 +90,12 @@ Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWant
   for (const NodeSlots& node : nodes) {
     Share share = share_of(node, wanted);
     if (share.processes < 1) without_gpu.push_back(node.name);
-    NodeRanks ranks;
-    ranks.node_rank = static_cast<int>(plan.nodes.size());
+    const auto index = static_cast<HostNumber>(plan.assignments.size());
     // Clamped, since the sum is checked only at the end, together with all other mistakes.
-    ranks.first_rank = static_cast<int>(std::min<std::int64_t>(world, kMaxWorldSize));
-    ranks.local_world_size = share.processes;
-    ranks.reason = std::move(share.reason);
+    const auto first = static_cast<int>(std::min<std::int64_t>(world, kMaxWorldSize));
+    plan.assignments.push_back({index, static_cast<int>(index), first, share.processes});
+    plan.reasons.push_back(std::move(share.reason));
     world += share.processes;
-    plan.nodes.push_back(std::move(ranks));
   }
   if (!without_gpu.empty()) {
     return Error{ErrorCode::kRefused,

@@ -29,18 +29,30 @@ struct NodeSlots {
   int cpus = 1;                ///< from the node's hello
 };
 
-/// One node's part of the world: ranks first_rank … first_rank + local_world_size - 1.
-struct NodeRanks {
+/// A host's number for the whole job: its index in the hostfile, the given node rank, or the order of first
+/// joining.
+using HostNumber = std::uint32_t;
+
+/// One node's part of the world: ranks first_rank … first_rank + local_world_size − 1.
+struct RankAssignment {
+  HostNumber host = 0;
   int node_rank = 0;
   int first_rank = 0;
   int local_world_size = 0;
-  std::string reason;  ///< as text: "slots=8", "4 GPUs", "one worker: no slots, no GPU, no --nproc-per-node"
+  bool operator==(const RankAssignment&) const = default;
 };
 
-/// `nodes` has the order of the input: hostfile order is rank order.
-struct RankPlan {
-  std::vector<NodeRanks> nodes;
+/// The world of one attempt, ordered by node_rank. Equal lists of assignments mean the same world.
+struct World {
+  std::vector<RankAssignment> assignments;
   int world_size = 0;
+  bool operator==(const World&) const = default;
+};
+
+/// A world that has the order of its input (hostfile order is rank order), and why each node has its workers,
+/// as text: "slots=8", "4 GPUs", "one worker: no slots, no GPU, no --nproc-per-node".
+struct RankPlan : World {
+  std::vector<std::string> reasons;
 };
 
 /// Checks for errors that are visible before any node has answered: an explicit number above a host's slots,
@@ -57,26 +69,6 @@ Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wan
 Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted);
 
 inline constexpr int kMaxWorldSize = 1'000'000;
-
-/// A host's number for the whole job: its index in the hostfile, the given node rank, or the order of first
-/// joining.
-using HostNumber = std::uint32_t;
-
-/// One node's part of an attempt: ranks first_rank … first_rank + local_world_size − 1.
-struct RankAssignment {
-  HostNumber host = 0;
-  int node_rank = 0;
-  int first_rank = 0;
-  int local_world_size = 0;
-  bool operator==(const RankAssignment&) const = default;
-};
-
-/// The world of one attempt, ordered by node_rank. Equal lists of assignments mean the same world.
-struct World {
-  std::vector<RankAssignment> assignments;
-  int world_size = 0;
-  bool operator==(const World&) const = default;
-};
 
 /// Assigns hosts to slots across attempts (sans-IO; docs/developers/states.md has the rules). A value: copy
 /// it, fill the copy, and keep the copy if its world is good enough.

@@ -20,7 +20,8 @@ struct Case {
   void plan(int workers) {
     rendezvous::RankPlan plan;
     for (std::size_t i = 0; i < result.nodes.size(); ++i)
-      plan.nodes.push_back({static_cast<int>(i), static_cast<int>(i) * workers, workers, "slots"});
+      plan.assignments.push_back({0, static_cast<int>(i), static_cast<int>(i) * workers, workers});
+    plan.reasons.resize(result.nodes.size(), "slots");
     plan.world_size = workers * static_cast<int>(result.nodes.size());
     result.plan = plan;
   }
@@ -473,7 +474,8 @@ CheckResult two_nodes() {
   CheckResult result;
   result.nodes.resize(2);
   rendezvous::RankPlan plan;
-  plan.nodes = {{0, 0, 2, "slots=2"}, {1, 2, 2, "slots=2"}};
+  plan.assignments = {{0, 0, 0, 2}, {1, 1, 2, 2}};
+  plan.reasons = {"slots=2", "slots=2"};
   plan.world_size = 4;
   result.plan = plan;
   return result;

@@ -33,7 +33,7 @@ ProcsWanted rule(ProcsRule r, bool oversubscribe = false) {
 // Returns "2@0 4@2 = 6": processes@first_rank of each node, and the world size.
 std::string shape(const RankPlan& plan) {
   std::string text;
-  for (const NodeRanks& ranks : plan.nodes) {
+  for (const RankAssignment& ranks : plan.assignments) {
     text += std::to_string(ranks.local_world_size) + "@" + std::to_string(ranks.first_rank) + " ";
   }
   return text + "= " + std::to_string(plan.world_size);
@@ -43,15 +43,15 @@ TEST_CASE("unequal slots give ranks by prefix sum in hostfile order") {
   const auto plan = plan_ranks({node("z", 2), node("a", 4), node("m", 1)}, {});
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "2@0 4@2 1@6 = 7");
-  CHECK(plan->nodes[1].node_rank == 1);
-  CHECK(plan->nodes[1].reason == "slots=4");
+  CHECK(plan->assignments[1].node_rank == 1);
+  CHECK(plan->reasons[1] == "slots=4");
 }
 
 TEST_CASE("a host without slots has no limit") {
   const auto plan = plan_ranks({node("a"), node("b", 8)}, number(8));
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "8@0 8@8 = 16");
-  CHECK(plan->nodes[0].reason == "--nproc-per-node 8");
+  CHECK(plan->reasons[0] == "--nproc-per-node 8");
   CHECK(shape(*plan_ranks({node("a")}, number(1))) == "1@0 = 1");
 }
 
@@ -59,34 +59,34 @@ TEST_CASE("without slots and --nproc-per-node the GPUs count, else one worker, a
   const auto plan = plan_ranks({node("a", {}, 4), node("b", {}, 0, 64), node("c", {}, 1)}, {});
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "4@0 1@4 1@5 = 6");
-  CHECK(plan->nodes[0].reason == "4 GPUs");
-  CHECK(plan->nodes[1].reason == "one worker: no slots, no GPU, no --nproc-per-node");
-  CHECK(plan->nodes[2].reason == "1 GPU");
+  CHECK(plan->reasons[0] == "4 GPUs");
+  CHECK(plan->reasons[1] == "one worker: no slots, no GPU, no --nproc-per-node");
+  CHECK(plan->reasons[2] == "1 GPU");
 }
 
 TEST_CASE("chosen devices override slots and the GPU count") {
   const auto plan = plan_ranks({node("a", 8, 8, 1, 2), node("b", {}, 8, 1, 3), node("c", 1, 8, 1, 2)}, {});
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "2@0 3@2 1@5 = 6");
-  CHECK(plan->nodes[0].reason == "2 chosen devices");
-  CHECK(plan->nodes[2].reason == "slots=1 of 2 chosen devices");
+  CHECK(plan->reasons[0] == "2 chosen devices");
+  CHECK(plan->reasons[2] == "slots=1 of 2 chosen devices");
 }
 
 TEST_CASE("auto counts GPUs, or CPUs on a node without GPUs") {
   const auto plan = plan_ranks({node("a", {}, 8, 64), node("b", {}, 0, 16)}, rule(ProcsRule::kAuto));
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "8@0 16@8 = 24");
-  CHECK(plan->nodes[1].reason == "16 CPUs");
-  CHECK(plan_ranks({node("a", {}, 0, 1)}, rule(ProcsRule::kAuto))->nodes[0].reason == "1 CPU");
-  CHECK(plan_ranks({node("a", {}, 1, 64)}, rule(ProcsRule::kAuto))->nodes[0].reason == "1 GPU");
+  CHECK(plan->reasons[1] == "16 CPUs");
+  CHECK(plan_ranks({node("a", {}, 0, 1)}, rule(ProcsRule::kAuto))->reasons[0] == "1 CPU");
+  CHECK(plan_ranks({node("a", {}, 1, 64)}, rule(ProcsRule::kAuto))->reasons[0] == "1 GPU");
   CHECK(shape(*plan_ranks({node("a", {}, 0, 0)}, rule(ProcsRule::kCpu))) == "1@0 = 1");
 }
 
 TEST_CASE("a node's own count is limited to its slots, unless --oversubscribe") {
   const std::vector<NodeSlots> nodes{node("a", 4, 8, 64)};
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kGpu))) == "4@0 = 4");
-  CHECK(plan_ranks(nodes, rule(ProcsRule::kGpu))->nodes[0].reason == "slots=4 of 8 GPUs");
-  CHECK(plan_ranks({node("a", 8, 8)}, rule(ProcsRule::kGpu))->nodes[0].reason == "8 GPUs");
+  CHECK(plan_ranks(nodes, rule(ProcsRule::kGpu))->reasons[0] == "slots=4 of 8 GPUs");
+  CHECK(plan_ranks({node("a", 8, 8)}, rule(ProcsRule::kGpu))->reasons[0] == "8 GPUs");
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kCpu))) == "4@0 = 4");
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kGpu, true))) == "8@0 = 8");
   CHECK(shape(*plan_ranks(nodes, rule(ProcsRule::kCpu, true))) == "64@0 = 64");
@@ -144,12 +144,12 @@ TEST_CASE("property: ranks are a gapless sequence for any nodes") {
     const auto plan = plan_ranks(nodes, rule(random() % 2 ? ProcsRule::kUnset : ProcsRule::kAuto));
     REQUIRE(plan.has_value());
     int next = 0;
-    for (std::size_t i = 0; i < plan->nodes.size(); ++i) {
-      REQUIRE(plan->nodes[i].node_rank == static_cast<int>(i));
-      REQUIRE(plan->nodes[i].first_rank == next);
-      REQUIRE(plan->nodes[i].local_world_size >= 1);
-      if (nodes[i].slots) REQUIRE(plan->nodes[i].local_world_size <= *nodes[i].slots);
-      next += plan->nodes[i].local_world_size;
+    for (std::size_t i = 0; i < plan->assignments.size(); ++i) {
+      REQUIRE(plan->assignments[i].node_rank == static_cast<int>(i));
+      REQUIRE(plan->assignments[i].first_rank == next);
+      REQUIRE(plan->assignments[i].local_world_size >= 1);
+      if (nodes[i].slots) REQUIRE(plan->assignments[i].local_world_size <= *nodes[i].slots);
+      next += plan->assignments[i].local_world_size;
     }
     REQUIRE(plan->world_size == next);
   }
