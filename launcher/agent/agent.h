@@ -78,7 +78,7 @@ class NodeQueries {
 
   asio::any_io_executor executor_;
   SendAnswer send_;
-  std::map<std::uint32_t, WorkerSpec> workers_;  ///< by rank
+  std::map<std::uint32_t, ChildSpec> workers_;  ///< by rank
   TreeScope tree_;
   std::map<std::uint32_t, RunningQuery> running_;  ///< by request
   bool stopped_ = true;

@@ -74,7 +74,7 @@ std::string value_of(const std::vector<std::string>& env, const std::string& nam
 std::vector<std::uint32_t> gpus_of(const std::vector<WorkerSpec>& workers) {
   std::vector<std::uint32_t> all;
   for (const WorkerSpec& worker : workers) {
-    const std::vector<std::uint32_t> own = device_numbers(value_of(worker.env, "CUDA_VISIBLE_DEVICES"));
+    const std::vector<std::uint32_t> own = device_numbers(value_of(worker.child.env, "CUDA_VISIBLE_DEVICES"));
     if (own.empty()) return {};
     all.insert(all.end(), own.begin(), own.end());
   }
@@ -92,7 +92,7 @@ std::vector<std::string> tool_env(std::vector<std::string> env) {
 
 /// A shell of this machine enters the directory and searches for the program, since the loop must not wait
 /// for their disk.
-ChildSpec child_of(const WorkerSpec& worker, const std::vector<std::string>& argv, const TreeScope& tree) {
+ChildSpec child_of(const ChildSpec& worker, const std::vector<std::string>& argv, const TreeScope& tree) {
   ChildSpec child;
   child.path = "/bin/sh";
   child.argv = {"sh", "-c", "cd -- \"$0\" && exec \"$@\"", worker.cwd.empty() ? "." : worker.cwd};
@@ -179,12 +179,12 @@ void Agent::perform(const node::PrepareAttempt& action) {
   prepared_ = std::move(workers->specs);
   queries_.begin(spawn.first_rank, prepared_, tree_.scope());
   if (!prepared_.empty()) {
-    hang_monitor_.begin(spawn.attempt, spawn.world_size, prepared_.front().env);
-    usage_.begin(tree_.scope().cgroup ? tree_.scope().cgroup->path() : "", tool_env(prepared_.front().env),
-                 gpus_of(prepared_), options_.facts.hello.gpus > 0);
+    hang_monitor_.begin(spawn.attempt, spawn.world_size, prepared_.front().child.env);
+    usage_.begin(tree_.scope().cgroup ? tree_.scope().cgroup->path() : "",
+                 tool_env(prepared_.front().child.env), gpus_of(prepared_), options_.facts.hello.gpus > 0);
   }
   for (WorkerSpec& worker : prepared_)
-    worker.tracer = ::getpid();  // gdb and py-spy will be our children
+    worker.child.tracer = ::getpid();  // gdb and py-spy will be our children
   for (const auto& [local, process] : survivors.all())
     hang_monitor_.worker_started(rank_of(local), inspected(local, process.pid));
   std::erase_if(prepared_, [&](const WorkerSpec& spec) { return survivors.is_alive(spec.local_rank); });
@@ -503,7 +503,7 @@ void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<co
 void NodeQueries::begin(std::uint32_t first_rank, const std::vector<WorkerSpec>& workers, TreeScope tree) {
   workers_.clear();
   for (const WorkerSpec& worker : workers)
-    workers_[first_rank + worker.local_rank] = worker;
+    workers_[first_rank + worker.local_rank] = worker.child;
   tree_ = std::move(tree);
   stopped_ = false;
 }

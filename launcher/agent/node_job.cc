@@ -292,10 +292,10 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
     DDP_TRY(check_exec_size(env, argv_));
     WorkerSpec spec;
     spec.local_rank = local;
-    spec.path = program_;
-    spec.argv = argv_;
-    spec.env = env_entries(env);
-    spec.cwd = cwd_;
+    spec.child.path = program_;
+    spec.child.argv = argv_;
+    spec.child.env = env_entries(env);
+    spec.child.cwd = cwd_;
     spec.wants_stdin = stdin_to_rank0_ && facts.rank() == 0;
     workers.specs.push_back(std::move(spec));
   }

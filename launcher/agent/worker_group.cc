@@ -58,28 +58,22 @@ WorkerGroup::~WorkerGroup() = default;
 /// A worker between the creation of its pipes and its start.
 struct WorkerGroup::Launch {
   std::uint32_t local_rank = 0;
-  ChildSpec child;
   std::pair<UniqueFd, UniqueFd> in;  ///< only if it wants stdin
   std::pair<UniqueFd, UniqueFd> out;
   std::pair<UniqueFd, UniqueFd> err;
 };
 
-Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
+Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec& spec) {
   Launch launch;
   launch.local_rank = spec.local_rank;
   launch.out = DDP_TRY(make_pipe("a pipe for a worker"));
   launch.err = DDP_TRY(make_pipe("a pipe for a worker"));
   if (spec.wants_stdin) launch.in = DDP_TRY(make_pipe("a pipe for a worker"));
-  ChildSpec& child = launch.child;
-  child.path = std::move(spec.path);
-  child.argv = std::move(spec.argv);
-  child.env = std::move(spec.env);
-  child.cwd = std::move(spec.cwd);
+  ChildSpec& child = spec.child;
   child.in = spec.wants_stdin ? launch.in.first.get() : kDevNull;
   child.out = launch.out.second.get();
   child.err = launch.err.second.get();
   child.death_signal = SIGKILL;
-  child.tracer = spec.tracer;
   return launch;
 }
 
@@ -107,17 +101,16 @@ Awaitable<> WorkerGroup::start_batch(WorkerGroup* group, std::vector<WorkerSpec>
   std::vector<Launch> launches;
   std::vector<ChildSpec> children;
   for (WorkerSpec& spec : specs) {
-    const std::uint32_t local_rank = spec.local_rank;
-    auto launch = prepare(std::move(spec));
+    auto launch = prepare(spec);
     if (!launch) {
-      group->events_.worker_not_started(local_rank, launch.error());
+      group->events_.worker_not_started(spec.local_rank, launch.error());
       continue;
     }
     if (const auto& cgroup = group->tree_.cgroup) {
-      launch->child.cgroup = cgroup->directory();
-      launch->child.cgroup_procs = cgroup->procs();
+      spec.child.cgroup = cgroup->directory();
+      spec.child.cgroup_procs = cgroup->procs();
     }
-    children.push_back(std::move(launch->child));
+    children.push_back(std::move(spec.child));
     launches.push_back(std::move(*launch));
   }
   auto started = co_await spawn_off_loop(group->executor_, group->pool_.get(), std::move(children));

@@ -16,15 +16,11 @@
 
 namespace ddp::launcher {
 
-/// One worker to start; everything is resolved.
+/// One worker to start; everything is resolved. The group adds the pipes and the control group.
 struct WorkerSpec {
   std::uint32_t local_rank = 0;  ///< LOCAL_RANK
-  std::string path;
-  std::vector<std::string> argv;
-  std::vector<std::string> env;
-  std::string cwd;
+  ChildSpec child;
   bool wants_stdin = false;  ///< gets a pipe; all others read /dev/null
-  pid_t tracer = 0;          ///< process whose children may attach a debugger; 0: no additional one
 };
 
 /// The events that a group reports to its owner, by local rank. Called on the loop thread.
@@ -92,7 +88,7 @@ class WorkerGroup {
   struct Worker;
 
   struct Launch;
-  static Result<Launch> prepare(WorkerSpec spec);
+  static Result<Launch> prepare(WorkerSpec& spec);
   static Awaitable<> start_all(WorkerGroup* group, std::vector<WorkerSpec> specs);
   static Awaitable<> start_batch(WorkerGroup* group, std::vector<WorkerSpec> specs);
   void watch(Launch launch, ChildProcess child);

@@ -45,10 +45,10 @@ struct Workers {
     std::vector<WorkerSpec> specs(scripts.size());
     for (std::uint32_t rank = 0; rank < specs.size(); ++rank) {
       specs[rank].local_rank = rank;
-      specs[rank].path = "/bin/sh";
-      specs[rank].argv = {"sh", "-c", scripts[rank], DDP_PROCESS_WORKER};
-      specs[rank].env = env;
-      specs[rank].env.push_back("LOCAL_RANK=" + std::to_string(rank));
+      specs[rank].child.path = "/bin/sh";
+      specs[rank].child.argv = {"sh", "-c", scripts[rank], DDP_PROCESS_WORKER};
+      specs[rank].child.env = env;
+      specs[rank].child.env.push_back("LOCAL_RANK=" + std::to_string(rank));
     }
     group.start(std::move(specs));
   }
