@@ -284,8 +284,7 @@ std::vector<std::string> own_environment() {
 
 Result<ChildProcess> spawn(const ChildSpec& spec) {
   UniqueFd dev_null;
-  auto moves = plan_moves(spec, dev_null);
-  if (!moves) return within("start " + spec.path, moves.error());
+  auto moves = DDP_TRY(within("start " + spec.path, plan_moves(spec, dev_null)));
   const auto argv = pointers(spec.argv);
   const auto envp = pointers(spec.env);
   ChildPlan plan = {};
@@ -293,8 +292,8 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
   plan.argv = argv.get();
   plan.envp = envp.get();
   plan.cwd = spec.cwd.empty() ? nullptr : spec.cwd.c_str();
-  plan.moves = moves->data();
-  plan.move_count = moves->size();
+  plan.moves = moves.data();
+  plan.move_count = moves.size();
   plan.cgroup_procs = spec.cgroup_procs;
   plan.new_session = spec.new_session;
   plan.death_signal = spec.death_signal;
@@ -311,16 +310,15 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
   if (spec.signal_mask) plan.mask = *spec.signal_mask;
 
   EndWatcher watcher;
-  if (auto done = has_pidfds() ? Result<>() : watcher.prepare(); !done)
-    return within("start " + spec.path, done.error());
-  Result<SpawnedProcess> spawned = [&plan, &spec] {
+  if (!has_pidfds()) DDP_TRY(within("start " + spec.path, watcher.prepare()));
+  const auto born = [&plan, &spec] {
     AllSignalsBlocked quiet;
     return spawn_child(plan, spec.cgroup);
-  }();
-  if (!spawned) return within("start " + spec.path, spawned.error());
+  };
+  auto spawned = DDP_TRY(within("start " + spec.path, born()));
   ChildProcess child;
-  child.pid_ = spawned->pid;
-  child.end_ = has_pidfds() ? std::move(spawned->pidfd) : watcher.watch(child.pid_);
+  child.pid_ = spawned.pid;
+  child.end_ = has_pidfds() ? std::move(spawned.pidfd) : watcher.watch(child.pid_);
   child.leads_group_ = spec.new_session;
   if (plan.failure.step == ChildStep::kNone) return child;
   // The child has ended itself in give_up, so this wait is short.

@@ -115,9 +115,7 @@ using OwnTransport = std::unique_ptr<remote::Transport>;
 Result<OwnTransport> make_daemon_transport(asio::io_context& loop, const launcher::JobSpec& spec,
                                            const GivenToken& given) {
   launcher::DaemonTransport::Options options;
-  auto token = rendezvous::find_daemon_token(spec.token_file, given);
-  if (!token) return within("--launcher daemon", token.error());
-  options.token = std::move(*token);
+  options.token = DDP_TRY(within("--launcher daemon", rendezvous::find_daemon_token(spec.token_file, given)));
   options.job = spec.job_id;
   options.hello = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
   if (spec.daemon_port != 0) options.port = spec.daemon_port;

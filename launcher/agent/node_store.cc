@@ -157,8 +157,7 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
   if (message.first_port != 0) options.range = rendezvous::PortRange{message.first_port, message.last_port};
   for (const std::string& text : message.allow) {
     // An entry that is skipped could leave an empty filter, which admits everyone.
-    if (const auto readable = options.filter.allow_network(text); !readable)
-      return within("who may connect to the store", readable.error());
+    DDP_TRY(within("who may connect to the store", options.filter.allow_network(text)));
   }
   auto token = DDP_TRY(random_text(16));
   options.token = "ddplaunch/" + token;

@@ -238,9 +238,8 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
   auto pump = std::make_shared<DaemonPump>(loop, std::move(stream), host, std::move(where));
   LocalSocket socket(loop);
   LocalSocket errors(loop);
-  Result<> made = connect_ends(pump->stdio, socket);
-  if (made) made = connect_ends(pump->errors, errors);
-  if (!made) return within(host, made.error());
+  DDP_TRY(within(host, connect_ends(pump->stdio, socket)));
+  DDP_TRY(within(host, connect_ends(pump->errors, errors)));
   pump->start();
   return std::unique_ptr<Channel>(std::make_unique<DaemonChannel>(
       std::move(pump), std::move(socket), std::move(errors), std::move(address), port));

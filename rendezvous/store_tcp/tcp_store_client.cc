@@ -186,8 +186,8 @@ Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uin
     if (last.code == ErrorCode::kLinkLost) closed = last;
     if (last.code == ErrorCode::kTimeout && closed && deadline - began <= kLastRetry) last = *closed;
     if (Clock::now() + pause >= deadline) return unreachable(peer, timeout, last);
-    const Result<bool> paused = poll_with_interrupt(-1, 0, Clock::now() + pause, interrupt);
-    if (!paused) return within("connect to the store at " + peer, paused.error());
+    DDP_TRY(within("connect to the store at " + peer,
+                   poll_with_interrupt(-1, 0, Clock::now() + pause, interrupt)));
   }
 }
 
@@ -198,9 +198,7 @@ Error TcpStoreClient::broken(Error error) {
 }
 
 Result<> TcpStoreClient::poll_for(short events, Deadline deadline, std::string_view what) {
-  const Result<bool> ready = poll_with_interrupt(fd_.get(), events, deadline, interrupt_);
-  if (!ready) return within(what, ready.error());
-  if (*ready) return {};
+  if (DDP_TRY(within(what, poll_with_interrupt(fd_.get(), events, deadline, interrupt_)))) return {};
   return Error{ErrorCode::kTimeout, std::string(what) + ": no answer from the store at " + peer_ + " in time",
                ETIMEDOUT};
 }

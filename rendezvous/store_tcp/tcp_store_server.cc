@@ -399,11 +399,10 @@ void TcpStoreServer::Loop::flush(StoreConnectionId id, StoreConnection& connecti
 }
 
 Result<TcpStoreServer> TcpStoreServer::open(asio::any_io_executor executor, TcpStoreOptions options) {
-  Result<TcpListener> listener = options.port ? listen_tcp(options.scope, *options.port)
-                                              : listen_tcp_picked(options.scope, options.range);
-  if (!listener) return within("store", listener.error());
-  auto loop = std::make_shared<Loop>(std::move(executor), std::move(options), listener->port);
-  DDP_TRY(loop->start(std::move(*listener)));
+  auto listener = DDP_TRY(within("store", options.port ? listen_tcp(options.scope, *options.port)
+                                                       : listen_tcp_picked(options.scope, options.range)));
+  auto loop = std::make_shared<Loop>(std::move(executor), std::move(options), listener.port);
+  DDP_TRY(loop->start(std::move(listener)));
   return TcpStoreServer(std::move(loop));
 }
 

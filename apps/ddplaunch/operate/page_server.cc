@@ -471,16 +471,15 @@ PageServer::~PageServer() = default;
 
 Result<std::unique_ptr<PageServer>> PageServer::listen(const std::string& address, std::uint16_t port,
                                                        PageJobs jobs, Secret token) {
-  auto place = launcher::listen_http(address, port);
-  if (!place) return within("--listen", place.error());
+  auto place = DDP_TRY(within("--listen", launcher::listen_http(address, port)));
   auto state = std::make_unique<State>(std::move(jobs), std::move(token));
-  state->is_loopback = place->address.is_loopback();
-  state->port = place->listener.port;
+  state->is_loopback = place.address.is_loopback();
+  state->port = place.listener.port;
   const launcher::HttpServer::Handler handler = [served = state.get()](HttpClient& client) {
     return State::serve(served, client);
   };
   state->server.emplace(DDP_TRY(launcher::HttpServer::start(
-      state->loop.get_executor(), std::move(place->listener), {kMostClients}, handler)));
+      state->loop.get_executor(), std::move(place.listener), {kMostClients}, handler)));
   return std::unique_ptr<PageServer>(new PageServer(std::move(state)));
 }
 
