@@ -107,10 +107,10 @@ struct PlannedProduct {
   }
 
   Result<> describe(const ProductShape& shape) {
-    const auto type = [](ProductShape::Number number) {
-      return number == ProductShape::Number::kFp8    ? CUDA_R_8F_E4M3
-             : number == ProductShape::Number::kBf16 ? CUDA_R_16BF
-                                                     : CUDA_R_32F;
+    const auto type = [](StoredNumber number) {
+      return number == StoredNumber::kFp8    ? CUDA_R_8F_E4M3
+             : number == StoredNumber::kBf16 ? CUDA_R_16BF
+                                             : CUDA_R_32F;
     };
     const auto compute = shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     DDP_TRY(lt.check(lt->make_product(&product, compute, CUDA_R_32F), "cublasLtMatmulDescCreate"));
@@ -122,8 +122,8 @@ struct PlannedProduct {
     };
     DDP_TRY(transpose(CUBLASLT_MATMUL_DESC_TRANSA, first_as_stored));
     DDP_TRY(transpose(CUBLASLT_MATMUL_DESC_TRANSB, second_as_stored));
-    const auto lay_out = [&](cublasLtMatrixLayout_t& layout, ProductShape::Number number, bool as_stored,
-                             int rows, int columns, std::ptrdiff_t leading) {
+    const auto lay_out = [&](cublasLtMatrixLayout_t& layout, StoredNumber number, bool as_stored, int rows,
+                             int columns, std::ptrdiff_t leading) {
       if (!as_stored) std::swap(rows, columns);
       leading = std::max<std::ptrdiff_t>(leading, rows);  // of a single column, both strides may be 1
       return lt.check(lt->make_layout(&layout, type(number), static_cast<std::uint64_t>(rows),

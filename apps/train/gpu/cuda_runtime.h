@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "apps/train/kernels/gpu/device_launch.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -155,13 +156,12 @@ class DeviceRunner {
 /// c[row][column] = sum over depth of a[row][depth] * b[depth][column], as Gemm computes it (gemm_body.h).
 /// In each factor one of the two strides is 1.
 struct ProductShape {
-  enum class Number { kFloat, kBf16, kFp8 };  ///< kFp8: e4m3, for factors with a depth stride of 1
   int rows, columns, depth;
   std::ptrdiff_t a_row, a_depth;
   std::ptrdiff_t b_depth, b_column;
   std::ptrdiff_t c_row;
-  Number factors = Number::kFloat;  ///< how a and b are stored; sums are float
-  Number result = Number::kFloat;
+  StoredNumber factors = StoredNumber::kFloat;  ///< how a and b are stored; sums are float
+  StoredNumber result = StoredNumber::kFloat;
   bool tf32 = false;  ///< float factors may be rounded to 10 bits of fraction for the tensor cores
 
   auto operator<=>(const ProductShape&) const = default;

@@ -11,8 +11,7 @@ namespace {
 
 /// The storage of a product's numbers of type S.
 template <class S>
-inline constexpr auto kNumberOf =
-    std::is_same_v<S, float> ? ProductShape::Number::kFloat : ProductShape::Number::kBf16;
+inline constexpr auto kNumberOf = std::is_same_v<S, float> ? StoredNumber::kFloat : StoredNumber::kBf16;
 
 /// Runs a program with a library's matrix products (null: with the own kernel) and own kernels for all else.
 /// The last operation on a product is a kernel of its own, since a library's ReLU may turn a nan into zero.

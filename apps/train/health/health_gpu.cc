@@ -353,7 +353,7 @@ class Gpu final : public HealthDevice {
     HealthTask part = task;
     part.time /= static_cast<int>(gemms_.size());
     for (auto gemm = gemms_.begin(); gemm != gemms_.end();) {
-      const bool is_float = gemm->number() == HealthNumber::kFloat;
+      const bool is_float = gemm->number() == StoredNumber::kFloat;
       const int copies = is_float ? GpuProducts::copies_for(properties_.multiProcessorCount, gemm->size())
                                   : gemm->size() / gemm->rows();
       GpuProducts products(*gemm, copies, stream_.get(), library ? library->get() : nullptr);
@@ -362,7 +362,7 @@ class Gpu final : public HealthDevice {
       // The library may lack a product of this kind, or the GPU room for it.
       if (!begun) {
         const std::string what =
-            std::string(gemm->number() == HealthNumber::kFp8 ? "fp8" : "bf16") + ": " + begun.error().text;
+            std::string(gemm->number() == StoredNumber::kFp8 ? "fp8" : "bf16") + ": " + begun.error().text;
         figures.products_by += ", no " + what;
         figures.left_out += (figures.left_out.empty() ? "" : "; ") + what;
         gemm = gemms_.erase(gemm);
@@ -395,9 +395,9 @@ class Gpu final : public HealthDevice {
     const int capability = 10 * properties_.major + properties_.minor;
     gemms_.emplace_back(kGpuGemmSize);
     if (by_library && capability >= kBf16Capability)
-      gemms_.emplace_back(HealthNumber::kBf16, burn_size(), kBurnRows);
+      gemms_.emplace_back(StoredNumber::kBf16, burn_size(), kBurnRows);
     if (by_library && capability >= kFp8Capability)
-      gemms_.emplace_back(HealthNumber::kFp8, burn_size(), kBurnRows);
+      gemms_.emplace_back(StoredNumber::kFp8, burn_size(), kBurnRows);
   }
 
   Result<> burn(GpuProducts& products, const HealthTask& task) {

@@ -80,8 +80,8 @@ void GpuProducts::report(HealthFigures& figures) const {
   figures.products += results_.products;
   figures.wrong_products += results_.wrong;
   figures.other_products += results_.other;
-  double& gflops = gemm_.number() == HealthNumber::kFloat  ? figures.gflops
-                   : gemm_.number() == HealthNumber::kBf16 ? figures.bf16_gflops
+  double& gflops = gemm_.number() == StoredNumber::kFloat  ? figures.gflops
+                   : gemm_.number() == StoredNumber::kBf16 ? figures.bf16_gflops
                                                            : figures.fp8_gflops;
   gflops = busy_ == 0 ? 0 : static_cast<double>(timed_) * copies_ * gemm_.flops() / busy_ / 1e9;
 }
@@ -123,12 +123,9 @@ ProductFaults* GpuProducts::record(std::size_t product) const {
 Result<> GpuProducts::multiply() {
   const int n = gemm_.size(), rows = copies_ * gemm_.rows();
   if (library_ != nullptr) {
-    using Number = ProductShape::Number;
-    constexpr Number kNumbers[] = {Number::kFloat, Number::kBf16, Number::kFp8};
     // Only float factors have b stored by rows. Products of fp8 need both stored along the depth.
-    const bool by_rows = gemm_.number() == HealthNumber::kFloat;
-    return library_->enqueue({rows, n, n, n, 1, by_rows ? n : 1, by_rows ? 1 : n, n,
-                              kNumbers[static_cast<std::size_t>(gemm_.number())]},
+    const bool by_rows = gemm_.number() == StoredNumber::kFloat;
+    return library_->enqueue({rows, n, n, n, 1, by_rows ? n : 1, by_rows ? 1 : n, n, gemm_.number()},
                              first_factor(), second_factor(), matrix(kC), stream_);
   }
   const DeviceRunner runner(stream_);

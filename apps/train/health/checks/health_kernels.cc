@@ -60,12 +60,12 @@ HealthGemm::HealthGemm(int size) : size_(size), rows_(size) {
     bound *= 1.01 * (size + 1) * kHalfUlp;
 }
 
-HealthGemm::HealthGemm(HealthNumber number, int size, int rows) : number_(number), size_(size), rows_(rows) {
+HealthGemm::HealthGemm(StoredNumber number, int size, int rows) : number_(number), size_(size), rows_(rows) {
   const auto n = static_cast<std::size_t>(size), r = static_cast<std::size_t>(rows);
   // Sums of up to 32,768 products stay whole numbers in float. Tensor cores keep about 14 bits of a sum of
   // fp8 products: smaller numbers, and a bound.
-  const int most = number == HealthNumber::kBf16 ? 8 : 2;
-  const double lost = number == HealthNumber::kBf16 ? 0 : std::ldexp(1.0, -13);
+  const int most = number == StoredNumber::kBf16 ? 8 : 2;
+  const double lost = number == StoredNumber::kBf16 ? 0 : std::ldexp(1.0, -13);
   std::vector<int> whole[2];
   for (int factor = 0; factor < 2; ++factor) {
     std::vector<float>& floats = factor == 0 ? a_ : b_;
@@ -94,15 +94,15 @@ HealthGemm::HealthGemm(HealthNumber number, int size, int rows) : number_(number
   }
 }
 
-std::vector<std::byte> stored(HealthNumber number, std::span<const float> numbers) {
-  if (number == HealthNumber::kFloat) {
+std::vector<std::byte> stored(StoredNumber number, std::span<const float> numbers) {
+  if (number == StoredNumber::kFloat) {
     const auto bytes = std::as_bytes(numbers);
     return {bytes.begin(), bytes.end()};
   }
   std::vector<std::byte> bytes;
   for (const float value : numbers) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
-    if (number == HealthNumber::kBf16) {
+    if (number == StoredNumber::kBf16) {
       bytes.push_back(static_cast<std::byte>(bits >> 16));
       bytes.push_back(static_cast<std::byte>(bits >> 24));
       continue;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/train/kernels/gpu/body.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
 
 namespace ddp::train {
 
@@ -192,9 +193,6 @@ struct CompareProduct : FaultSum<CompareProduct, ProductFaults> {
   }
 };
 
-/// How the factors of a product are stored.
-enum class HealthNumber : std::uint8_t { kFloat, kBf16, kFp8 };
-
 /// Two matrices of random numbers, and their product in double. It is computed once, and every device's float
 /// product is compared with it.
 class HealthGemm {
@@ -204,9 +202,9 @@ class HealthGemm {
   /// Small whole numbers, which kBf16 and kFp8 (e4m3) store exactly. Only `rows` rows of both factors differ:
   /// row i of a repeats row i % rows, and so does column i of b, which is stored by columns. The product
   /// repeats alike, so large products have small exact ones.
-  HealthGemm(HealthNumber number, int size, int rows);
+  HealthGemm(StoredNumber number, int size, int rows);
 
-  HealthNumber number() const { return number_; }
+  StoredNumber number() const { return number_; }
   int size() const { return size_; }
   /// The rows of a() and of the exact product.
   int rows() const { return rows_; }
@@ -224,14 +222,14 @@ class HealthGemm {
   std::vector<float> highest() const;
 
  private:
-  HealthNumber number_ = HealthNumber::kFloat;
+  StoredNumber number_ = StoredNumber::kFloat;
   int size_, rows_;
   std::vector<float> a_, b_;
   std::vector<double> exact_, bound_;
 };
 
 /// Returns the numbers as the factors of a product are stored.
-std::vector<std::byte> stored(HealthNumber number, std::span<const float> numbers);
+std::vector<std::byte> stored(StoredNumber number, std::span<const float> numbers);
 
 /// Counts the wrong and the differing results of many equal products.
 class HealthProducts {

@@ -1,6 +1,15 @@
 #pragma once
 
+#include <cstdint>
+
 #include "apps/train/kernels/gpu/body.h"
+
+namespace ddp::train {
+
+/// How a matrix of a product is stored. kFp8: e4m3, for factors with a depth stride of 1.
+enum class StoredNumber : std::uint8_t { kFloat, kBf16, kFp8 };
+
+}  // namespace ddp::train
 
 namespace ddp::train::kernels::device {
 

@@ -115,7 +115,7 @@ TEST_CASE("bf16 factors and TF32 reach cuBLASLt as such") {
   CHECK(lt.first == CUDA_R_32F);
 
   shape.tf32 = false;
-  shape.factors = ProductShape::Number::kBf16;
+  shape.factors = StoredNumber::kBf16;
   const std::vector<Bf16> factors(wide.data(), wide.data() + 64);
   REQUIRE(all->enqueue(shape, factors.data(), factors.data(), c.data(), nullptr).has_value());
   CHECK(lt.compute == CUBLAS_COMPUTE_32F);

@@ -61,14 +61,14 @@ TEST_CASE("cuBLASLt makes the products where it is loaded, else the own kernel d
 }
 
 TEST_CASE("Tensor cores multiply bf16 and fp8, and a wrong element is found in any copy") {
-  for (const HealthNumber number : {HealthNumber::kBf16, HealthNumber::kFp8}) {
+  for (const StoredNumber number : {StoredNumber::kBf16, StoredNumber::kFp8}) {
     FakeCublasLt& fake = fresh_fake_cublas_lt(DDP_FAKE_CUBLAS_LT);
     const auto library = library_in(DDP_FAKE_CUBLAS_LT);
     const CudaStream stream = std::move(*make_cuda_stream());
     const HealthGemm gemm(number, 64, 16);
     GpuProducts products(gemm, 4, stream.get(), library.get());
     REQUIRE(products.begin().has_value());
-    CHECK(fake.first == (number == HealthNumber::kFp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF));
+    CHECK(fake.first == (number == StoredNumber::kFp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF));
     CHECK((fake.result == CUDA_R_32F && fake.compute == CUBLAS_COMPUTE_32F));
     fake.spoil = 3;
     fake.spoiled_by = 4;
@@ -76,8 +76,8 @@ TEST_CASE("Tensor cores multiply bf16 and fp8, and a wrong element is found in a
     HealthFigures figures;
     products.report(figures);
     CHECK((figures.products == 6 && figures.wrong_products == 1 && figures.other_products == 1));
-    CHECK((figures.bf16_gflops > 0) == (number == HealthNumber::kBf16));
-    CHECK((figures.fp8_gflops > 0) == (number == HealthNumber::kFp8));
+    CHECK((figures.bf16_gflops > 0) == (number == StoredNumber::kBf16));
+    CHECK((figures.fp8_gflops > 0) == (number == StoredNumber::kFp8));
     CHECK(figures.gflops == 0);
   }
 }

@@ -336,7 +336,7 @@ TEST_CASE("The counters of a GPU's links and rows are reported, and rounds add u
 }
 
 TEST_CASE("Exact products of whole numbers repeat, and their factors are stored without a loss") {
-  const HealthGemm gemm(HealthNumber::kFp8, 64, 16);
+  const HealthGemm gemm(StoredNumber::kFp8, 64, 16);
   std::vector<float> product(16 * 64);
   for (std::size_t row = 0; row < 16; ++row) {
     for (std::size_t column = 0; column < 64; ++column) {
@@ -354,8 +354,8 @@ TEST_CASE("Exact products of whole numbers repeat, and their factors are stored 
       list.push_back(static_cast<std::byte>(one));
     return list;
   };
-  CHECK(stored(HealthNumber::kFp8, numbers) == bytes({0x00, 0x38, 0xc0, 0x3c, 0x50}));
-  CHECK(stored(HealthNumber::kBf16, std::span(numbers).first(3)) ==
+  CHECK(stored(StoredNumber::kFp8, numbers) == bytes({0x00, 0x38, 0xc0, 0x3c, 0x50}));
+  CHECK(stored(StoredNumber::kBf16, std::span(numbers).first(3)) ==
         bytes({0x00, 0x00, 0x80, 0x3f, 0x00, 0xc0}));
 }
 
