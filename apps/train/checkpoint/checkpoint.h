@@ -288,8 +288,7 @@ class CheckpointWriter {
     };
     const auto model = write_model();
     const auto optimizer = DDP_TRY(optimizer_file.get());
-    if (!model) return model.error();
-    state.model_crc32 = *model;
+    state.model_crc32 = DDP_TRY(model);
     state.optimizer_crc32 = optimizer;
     const std::string text = to_json(state);
     const std::span<const std::byte> bytes = std::as_bytes(std::span(text));

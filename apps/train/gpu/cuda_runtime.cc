@@ -182,8 +182,8 @@ Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
   cudaGraph_t graph = nullptr;
   const Result<> ended = DDP_CUDA_CHECK(cudaStreamEndCapture, stream, &graph);
   const std::unique_ptr<CUgraph_st, CudaRelease<&cudaGraphDestroy, false>> keeper(graph);
-  if (!enqueued) return enqueued.error();
-  if (!ended) return ended.error();
+  DDP_TRY(enqueued);
+  DDP_TRY(ended);
   cudaGraphExec_t exec = nullptr;
   DDP_TRY(DDP_CUDA_CHECK(cudaGraphInstantiate, &exec, graph, 0));
   return CudaGraph(exec);

@@ -117,7 +117,7 @@ class GradientSync {
   /// Waits for all sums. The model's gradients() are then ready for the update: all of them, or with
   /// --zero only own_part().
   Result<ReducedGradient> finish() {
-    if (!failed_) return failed_.error();
+    DDP_TRY(failed_);
     return options_.zero ? finish_sharded() : finish_whole();
   }
 
@@ -160,7 +160,7 @@ class GradientSync {
 
   Result<ReducedGradient> finish_whole() {
     start_buckets(0);  // buckets that were not sent during backward
-    if (!failed_) return failed_.error();
+    DDP_TRY(failed_);
     for (const auto handle : started_)
       DDP_TRY(communicator_.wait(handle));
     const T share = T(1) / static_cast<T>(communicator_.world_size() * micro_batches_);

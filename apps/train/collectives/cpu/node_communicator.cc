@@ -362,7 +362,7 @@ Result<std::vector<NodePeer>> gather_members(const GroupConfig& config, int list
                       " of the same node; check that it started, and in the same "
                       "network namespace; --comm tcp needs no shared memory");
     }
-    if (!ready) return within(config.me(), ready.error());
+    DDP_TRY(within(config.me(), ready));
     auto member = DDP_TRY(within(config.me(), hear_member(config, listener, deadline)));
     if (member.local_rank < 0) continue;
     NodePeer& entry = members[static_cast<std::size_t>(member.local_rank)];

@@ -122,10 +122,9 @@ int own_processors() {
 }  // namespace
 
 Result<ShmGroup> ShmGroup::open(GroupConfig config, NodeDescriptors descriptors) {
-  auto segment = ShmSegment::map(descriptors.memory.get(), config.world_size);
   const std::string me = config.me();
-  if (!segment) return within(me, segment.error());
-  ShmGroup group(std::move(config), std::move(descriptors), std::move(*segment));
+  auto segment = DDP_TRY(within(me, ShmSegment::map(descriptors.memory.get(), config.world_size)));
+  ShmGroup group(std::move(config), std::move(descriptors), std::move(segment));
   group.liveness_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!group.liveness_) return within(me, system_error(errno, "epoll_create"));
   for (int rank = 0; rank < group.size(); ++rank) {

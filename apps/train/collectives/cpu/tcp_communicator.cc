@@ -211,7 +211,7 @@ Result<ConnectingPeer> reach(const GroupConfig& config, int whom, PeerDirectory&
                     ": it has not published its address within ", format_duration(config.start_timeout),
                     "; check that it started");
   }
-  if (!address) return within(me + " cannot look up " + other, address.error());
+  DDP_TRY(within(me + " cannot look up " + other, address));
   const std::string there = other + " (" + *address + ")";
   auto fd = DDP_TRY(within(me + " cannot reach " + there, connect_to(*address, deadline, config.interrupt)));
   PeerHello mine = hello_of(config, config.rank);
@@ -256,7 +256,7 @@ Result<> check_answer(const GroupConfig& config, const ConnectingPeer& reached, 
     return error_of(ErrorCode::kLinkLost, me, " was refused by ", whom,
                     ": it ended, or belongs to another job, attempt, world size or --dtype");
   }
-  if (!answer) return within(me + " received no hello from " + whom, answer.error());
+  DDP_TRY(within(me + " received no hello from " + whom, answer));
   if (*answer == hello_of(config, reached.rank)) return {};
   return error_of(ErrorCode::kProtocol, me, " found another rank, job or attempt at ", whom);
 }
@@ -289,7 +289,7 @@ Result<> meet(const GroupConfig& config, const ListeningSocket& listener, Deadli
     const auto ready = wait_readable(fds, deadline, config.interrupt);
     if (!ready && ready.error().code == ErrorCode::kTimeout)
       return missing_error(config, reached, missing, listener);
-    if (!ready) return within(config.me(), ready.error());
+    DDP_TRY(within(config.me(), ready));
     if (*ready == 0) {
       DDP_TRY(admit(config, listener.fd.get(), deadline, missing, peers));
     } else {
