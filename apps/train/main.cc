@@ -30,7 +30,7 @@ constexpr int kUsageExit = 2;
 std::string lacking_room(const ddp::train::TrainOptions& options, int ranks_of_host) {
   using namespace ddp::train;
   if (options.model != ModelKind::kMlp) return "";
-  const std::size_t states = options.optimizer.kind == OptimizerKind::kAdamw ? 2 : 1;
+  const std::size_t states = options.update.kind == OptimizerKind::kAdamw ? 2 : 1;
   const std::size_t copies = 2 + (options.zero ? 0 : states);
   const std::size_t size = options.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
   const std::size_t parameters = size_of(mlp_layout(options.mlp_width, options.mlp_depth).parameters);

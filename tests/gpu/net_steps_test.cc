@@ -269,8 +269,7 @@ TEST_CASE("a GPU trains like the CPU") {
     for (const double clip_norm : {0.0, 0.5}) {
       TestRank gpu(optimizer), cpu(optimizer);
       DeviceStepSettings settings = settings_of(gpu);
-      settings.optimizer = optimizer;
-      settings.clip_norm = clip_norm;
+      settings.update = {optimizer, 0, clip_norm};
       begin(gpu, settings);
       for (int epoch = 0; epoch < 2; ++epoch) {  // the second epoch replays graphs
         const auto expected = train_on_host(cpu, images(), clip_norm);

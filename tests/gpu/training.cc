@@ -24,7 +24,7 @@ namespace {
 constexpr int kBatch = 20;
 constexpr double kRate = 0.01, kMomentum = 0.9;
 
-kernels::device::UpdateSettings sgd() {
+UpdateSettings sgd() {
   return {{OptimizerKind::kSgd, kMomentum}};
 }
 

@@ -20,10 +20,9 @@ namespace ddp::train {
 
 /// Settings of the steps from attach() to detach().
 struct DeviceStepSettings {
-  OptimizerSettings optimizer{};
-  double clip_value = 0, clip_norm = 0;  ///< 0: off
-  Communicator* ranks = nullptr;         ///< sums the gradients; null: this rank is alone
-  std::vector<GradientBucket> buckets;   ///< of plan_buckets(); empty: one of all gradients
+  UpdateSettings update{};
+  Communicator* ranks = nullptr;        ///< sums the gradients; null: this rank is alone
+  std::vector<GradientBucket> buckets;  ///< of plan_buckets(); empty: one of all gradients
   int batch = 0;       ///< samples of a batch; a step may have several. 0: a step is one batch
   int batches = 1;     ///< limit of batches per step
   bool undo = false;   ///< drop() must restore the state before the step in flight

@@ -122,7 +122,7 @@ typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_borde
                                         const device::OnReady& on_ready) {
     backward(runner, *memory, batch, on_ready);
   };
-  program.update = [memory](const DeviceRunner& runner, const device::UpdateSettings& settings, T share) {
+  program.update = [memory](const DeviceRunner& runner, const UpdateSettings& settings, T share) {
     device::run_update(runner, memory->training, settings, share);
   };
   program.round_weights = [memory](const DeviceRunner& runner) {

@@ -71,7 +71,7 @@ class DeviceNet {
     std::function<Memory&()> memory;
     std::function<void(const DeviceRunner&, int batch, bool training)> forward;
     std::function<void(const DeviceRunner&, int batch, const kernels::device::OnReady&)> backward;
-    std::function<void(const DeviceRunner&, const kernels::device::UpdateSettings&, T share)> update;
+    std::function<void(const DeviceRunner&, const UpdateSettings&, T share)> update;
     /// Rounds the parameters to the kernels' copy of the weights, after others wrote the parameters. Does
     /// nothing if the kernels read the parameters themselves.
     std::function<void(const DeviceRunner&)> round_weights;
@@ -80,7 +80,7 @@ class DeviceNet {
     std::shared_ptr<MatrixProducts> products;  ///< of forward and backward; null: own kernels
   };
   struct Hyperparameters {
-    kernels::device::UpdateSettings update{};
+    UpdateSettings update{};
     int ranks = 1;
     DeviceAllReduce all_reduce;  ///< empty: this rank is alone
     /// All parts of the gradients for all_reduce, in the order in which backward completes them. Each is
@@ -457,7 +457,7 @@ class NetSteps final : public DeviceSteps<T> {
     ranks_ = settings.ranks;
     drop_timeout_ = settings.drop_timeout;
     hyperparameters_ = {};
-    hyperparameters_.update = {settings.optimizer, settings.clip_value, settings.clip_norm};
+    hyperparameters_.update = settings.update;
     hyperparameters_.ranks = ranks_ == nullptr ? 1 : ranks_->world_size();
     if (settings.undo && kept_ == nullptr) kept_ = DDP_TRY(make_device_bytes(net_.memory().learnt_bytes()));
     max_batches_ = static_cast<std::size_t>(settings.batches);

@@ -57,10 +57,9 @@ Result<std::unique_ptr<EqualSteps>> EqualSteps::open(DeviceKind device, int loca
   fill_batch<float>(data.training, samples, 0, steps->images_.data(), steps->labels_);
   if (auto* const gpu = steps->model_->device_steps()) {
     DeviceStepSettings settings;
-    settings.optimizer.momentum = 0;
+    settings.update.momentum = 0;
     settings.timed = true;
-    steps->optimizer_ =
-        std::make_unique<Optimizer<float>>(settings.optimizer, steps->model_->parameter_count());
+    steps->optimizer_ = std::make_unique<Optimizer<float>>(settings.update, steps->model_->parameter_count());
     DDP_TRY(gpu->attach(settings));
     DDP_TRY(gpu->prepare(kBatch));
     DDP_TRY(gpu->move_state_to_gpu(*steps->optimizer_));

@@ -150,7 +150,7 @@ void declare_task(OptionTable& table, TrainOptions& options) {
 void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
   table.group("Hyperparameters");
   table.choice<OptimizerKind>({.names = "--optimizer", .help = "optimizer, as in torch.optim", .equal = true},
-                              options.optimizer.kind,
+                              options.update.kind,
                               {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}});
   table.value({.names = "--lr",
                .value = "RATE",
@@ -171,26 +171,26 @@ void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
                .equal = true},
               number_into(options.lr.warmup_steps, 0, kMany));
   table.value({.names = "--momentum", .value = "M", .help = "SGD momentum", .equal = true},
-              number_into(options.optimizer.momentum, 0, 1));
+              number_into(options.update.momentum, 0, 1));
   table.value(
       {.names = "--beta1", .value = "B", .help = "AdamW's average of gradients, below 1", .equal = true},
-      beta_into(options.optimizer.beta1));
+      beta_into(options.update.beta1));
   table.value(
       {.names = "--beta2", .value = "B", .help = "AdamW's average of squares, below 1", .equal = true},
-      beta_into(options.optimizer.beta2));
+      beta_into(options.update.beta2));
   table.value({.names = "--weight-decay",
                .value = "D",
                .help = "weight decay; torch's default for AdamW is 0.01",
                .equal = true},
-              number_into(options.optimizer.weight_decay, 0, 1e6));
+              number_into(options.update.weight_decay, 0, 1e6));
   table.value(
       {.names = "--clip-value", .value = "C", .help = "clip each gradient to ± C (0: off)", .equal = true},
-      number_into(options.clip_value, 0, 1e38));
+      number_into(options.update.clip_value, 0, 1e38));
   table.value({.names = "--clip-norm",
                .value = "C",
                .help = "clip the gradient to norm C, after --clip-value (0: off)",
                .equal = true},
-              number_into(options.clip_norm, 0, 1e38));
+              number_into(options.update.clip_norm, 0, 1e38));
   table.flag({.names = "--sync-bn",
               .help = "normalize by the batches of all ranks together (SyncBN)",
               .details = "Not with `--device gpu`, `--model mlp` or `--sync-every-inter`.",
@@ -403,7 +403,7 @@ std::string ineffective_option(const OptionTable& table, TrainOptions& options) 
     bool met;
     const char* reason;
   };
-  const bool adamw = options.optimizer.kind == OptimizerKind::kAdamw;
+  const bool adamw = options.update.kind == OptimizerKind::kAdamw;
   const bool mlp = options.model == ModelKind::kMlp;
   for (const Need& need :
        {Need{"--checkpoint-every", !options.checkpoint_dir.empty(), "--checkpoint-dir"},
@@ -624,7 +624,7 @@ std::string take_device(DeviceKind device, TrainOptions& options) {
   options.model = known.model;
   options.mlp_width = known.mlp_width;
   options.mlp_depth = known.mlp_depth;
-  if (options.chooses_lr && options.optimizer.kind == OptimizerKind::kSgd) options.lr.peak = known.lr.peak;
+  if (options.chooses_lr && options.update.kind == OptimizerKind::kSgd) options.lr.peak = known.lr.peak;
   return format_text("model mlp (--mlp-width %d --mlp-depth %d --lr %g), the default on GPUs",
                      options.mlp_width, options.mlp_depth, options.lr.peak);
 }

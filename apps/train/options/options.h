@@ -102,11 +102,9 @@ struct TrainOptions : BackendOptions {
   int threads = 1;
   std::string kernels;  ///< instruction set; empty: the best
 
-  OptimizerSettings optimizer;
+  UpdateSettings update;
   LrSchedule lr;
   bool chooses_lr = false;  ///< the user left the rate to take_device()
-  double clip_value = 0;    ///< 0: off
-  double clip_norm = 0;
   bool sync_bn = false;
   bool zero = false;  ///< ZeRO-1
   double bucket_cap_mb = 25;

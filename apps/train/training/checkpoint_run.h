@@ -555,7 +555,7 @@ class CheckpointRun {
       state.mlp_depth = options_.mlp_depth;
     }
     state.dtype = std::is_same_v<T, float> ? "float32" : "float64";
-    state.optimizer = options_.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
+    state.optimizer = options_.update.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
     state.world_size = world().world_size();
     state.batch_size = options_.batch_size;
     state.accumulate = options_.accumulate;

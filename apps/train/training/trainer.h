@@ -170,8 +170,9 @@ class GradientSync {
     if (!reduced.finite) return reduced;
     const auto gradients = model_.gradients();
     own_gradients_ = gradients;
-    if (options_.clip_value > 0) kernels::clip_value<T>(gradients, static_cast<T>(options_.clip_value));
-    if (options_.clip_norm > 0) clip_norm(gradients, reduced, kernels::squared_norm<T>(gradients));
+    if (options_.update.clip_value > 0)
+      kernels::clip_value<T>(gradients, static_cast<T>(options_.update.clip_value));
+    if (options_.update.clip_norm > 0) clip_norm(gradients, reduced, kernels::squared_norm<T>(gradients));
     return reduced;
   }
 
@@ -187,8 +188,9 @@ class GradientSync {
     own_gradients_ = mine;
     const bool finite =
         kernels::average<T>(mine, T(1) / static_cast<T>(communicator_.world_size() * micro_batches_));
-    if (options_.clip_value > 0) kernels::clip_value<T>(mine, static_cast<T>(options_.clip_value));
-    const double squared = options_.clip_norm > 0 ? kernels::squared_norm<T>(mine) : 0;
+    if (options_.update.clip_value > 0)
+      kernels::clip_value<T>(mine, static_cast<T>(options_.update.clip_value));
+    const double squared = options_.update.clip_norm > 0 ? kernels::squared_norm<T>(mine) : 0;
     // No rank has seen the whole sum here, so the ranks exchange what decides.
     struct PartOfRank {
       double loss, squared;
@@ -204,14 +206,14 @@ class GradientSync {
     }
     reduced.loss /= static_cast<double>(communicator_.world_size()) * micro_batches_;
     reduced.finite = reduced.finite && std::isfinite(reduced.loss);
-    if (reduced.finite && options_.clip_norm > 0) clip_norm(mine, reduced, total);
+    if (reduced.finite && options_.update.clip_norm > 0) clip_norm(mine, reduced, total);
     return reduced;
   }
 
   void clip_norm(std::span<T> gradients, ReducedGradient& reduced, double squared) const {
     reduced.norm = std::sqrt(squared);
     // The formula of torch.nn.utils.clip_grad_norm_.
-    const double factor = options_.clip_norm / (reduced.norm + 1e-6);
+    const double factor = options_.update.clip_norm / (reduced.norm + 1e-6);
     if (factor < 1) kernels::average<T>(gradients, static_cast<T>(factor));
   }
 
@@ -264,7 +266,7 @@ class Trainer {
     communicators_ = communicators;
     gather_error_.reset();
     sync_.emplace(options_, model_, sum_group());
-    if (!optimizer_) optimizer_.emplace(options_.optimizer, own_part().end - own_part().begin);
+    if (!optimizer_) optimizer_.emplace(options_.update, own_part().end - own_part().begin);
   }
 
   /// Those of the last attach(); none behind detach().
@@ -491,9 +493,7 @@ class Trainer {
     DeviceSteps<T>& device = *model_.device_steps();
     if (!attached_to_device_) {
       DeviceStepSettings settings;
-      settings.optimizer = options_.optimizer;
-      settings.clip_value = options_.clip_value;
-      settings.clip_norm = options_.clip_norm;
+      settings.update = options_.update;
       settings.ranks = sum_group().world_size() == 1 ? nullptr : &sum_group();
       settings.buckets = sync_->buckets();
       settings.batch = options_.batch_size;

@@ -26,6 +26,11 @@ struct OptimizerSettings {
   double weight_decay = 0;  ///< AdamW's is separate from the gradient (Loshchilov, Hutter 2019)
 };
 
+/// The hyperparameters of a step from the gradient to the weights, but for the learning rate.
+struct UpdateSettings : OptimizerSettings {
+  double clip_value = 0, clip_norm = 0;  ///< 0: off
+};
+
 }  // namespace ddp::train
 
 namespace ddp::train::kernels {

@@ -52,11 +52,6 @@ struct StepState {
   double rate, keep, root_correction;
 };
 
-/// The hyperparameters by value; constant while a graph exists.
-struct UpdateSettings : OptimizerSettings {
-  double clip_value = 0, clip_norm = 0;  ///< 0: off
-};
-
 /// Averages the reduced gradient and clips it by value; also counts numbers that are not finite and sums
 /// squares. The loss follows the `count` gradients; it is neither clipped nor part of the norm.
 template <class T>

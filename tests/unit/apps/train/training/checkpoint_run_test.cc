@@ -56,7 +56,7 @@ TrainOptions small_options() {
   TrainOptions options;
   options.batch_size = 4;
   options.rejoin = true;
-  options.optimizer.kind = OptimizerKind::kAdamw;
+  options.update.kind = OptimizerKind::kAdamw;
   return options;
 }
 

@@ -116,11 +116,11 @@ TEST_CASE("ZeRO-1 equals plain AdamW, also with uneven shards and with clipping"
   const DataSplit data = synthetic_data(30);
   TrainOptions options;
   options.batch_size = 2;
-  options.optimizer.kind = OptimizerKind::kAdamw;
-  options.optimizer.weight_decay = 0.01;
+  options.update.kind = OptimizerKind::kAdamw;
+  options.update.weight_decay = 0.01;
   options.lr.peak = 1e-3;
-  options.clip_norm = 0.5;
-  options.clip_value = 0.1;
+  options.update.clip_norm = 0.5;
+  options.update.clip_value = 0.1;
   const auto plain = train(options, 3, data);
   options.zero = true;
   const auto sharded = train(options, 3, data);
@@ -479,7 +479,7 @@ TEST_CASE("a NaN of one rank drops the step on all ranks, in every mode") {
         TrainOptions options;
         options.first_bucket_mb = 1 / kMib;
         options.zero = sharded;
-        options.clip_value = options.clip_norm = 1;
+        options.update.clip_value = options.update.clip_norm = 1;
         GradientSync<float> sync(options, model, rank);
         sync.begin_step(1);
         model.backward(nullptr, 1, [&](std::size_t begin) {
@@ -506,8 +506,8 @@ TEST_CASE("clipping is by value first, then by norm, with and without shards") {
       model.value = 4;
       TrainOptions options;
       options.zero = sharded;
-      options.clip_value = 0.5;
-      options.clip_norm = 1;
+      options.update.clip_value = 0.5;
+      options.update.clip_norm = 1;
       GradientSync<double> sync(options, model, rank);
       sync.begin_step(1);
       model.backward(nullptr, 1, [&](std::size_t begin) { sync.ready(begin); });
