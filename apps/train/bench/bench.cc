@@ -326,7 +326,9 @@ int run_bench(int argc, const char* const* argv) {
   static_cast<BackendOptions&>(choosing) = options;
   const std::string problem = contradiction(options, *environment, choosing);
   if (!problem.empty()) return refuse("train bench", {problem});
-  auto world = join_world(*environment, choosing, {.remark = "# "});
+  WorldOptions wanted;
+  wanted.remark = "# ";
+  auto world = join_world(*environment, choosing, wanted);
   if (!world) return fail(world.error().text);
   if (environment->world_size == 1 && world->choice.device == DeviceKind::kGpu)
     return fail(

@@ -249,13 +249,21 @@ class SingleCommunicator : public Communicator {
   Result<> barrier() override { return {}; }
 };
 
-/// A group of ranks that connect with each other, and the limits of their waits.
-struct GroupConfig {
+/// A rank's place in one attempt of a job.
+struct RankPlace {
   std::string job_id;
   std::uint32_t attempt = 0;
-  std::string group;  ///< empty: the whole world; else the unique name of the connected ranks: "node0"
-  int rank = 0;       ///< in the group
+  int rank = 0;
   int world_size = 1;
+  int local_rank = 0;
+  int local_world_size = 0;  ///< 0: unknown
+  int node = -1;             ///< -1: unknown
+};
+
+/// A group of ranks that connect with each other, and the limits of their waits. Rank and world_size are
+/// those in the group.
+struct GroupConfig : RankPlace {
+  std::string group;       ///< empty: the whole world; else the unique name of the connected ranks: "node0"
   std::vector<int> names;  ///< the ranks in the world, by `rank`; empty: the same
   std::uint32_t scalar_bytes = 4;
   std::chrono::milliseconds start_timeout{120'000};  ///< until all neighbors have connected

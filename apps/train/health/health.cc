@@ -505,7 +505,7 @@ int run_health(int argc, const char* const* argv) {
   auto world = join_world(*environment, world_options);
   if (!world) return fail(world.error().text);
   TrainOptions choice;
-  choice.device = options.device;
+  static_cast<BackendOptions&>(choice) = options;
   const bool without_nccl = options.comm != CommKind::kAuto;
   if (without_nccl) {  // only the device is left to the choice, and ranks may share it
     choice.comm = CommKind::kNccl;

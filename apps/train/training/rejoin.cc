@@ -77,7 +77,10 @@ class RejoiningRank {
     }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
     const int reference_rank = order.from ? static_cast<int>(*order.from) : 0;
-    auto world = DDP_TRY(join_world(environment_, given_, {link_.interrupt(), reference_rank, choice_}));
+    WorldOptions wanted;
+    wanted.interrupt = link_.interrupt();
+    wanted.reference_rank = reference_rank;
+    auto world = DDP_TRY(join_world(environment_, given_, wanted, choice_));
     world_.emplace(std::move(world));
     choice_ = world_->choice;
     const std::string model_line = take_device(choice_->device, options_);

@@ -59,7 +59,7 @@ Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   DDP_TRY(
       read_field(result.attempt, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max()));
   DDP_TRY(read_field(result.max_restarts, "TORCHELASTIC_MAX_RESTARTS", 0, std::numeric_limits<int>::max()));
-  if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.run_id = run_id;
+  if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.job_id = run_id;
   if (result.world_size == 1) return result;
 
   DDP_TRY(read_field(result.master_port, "MASTER_PORT", 1, 65'535, true));
@@ -130,13 +130,7 @@ bool knows_nodes(const WorldConfig& config) {
 
 /// Sets this rank's place in the job.
 WorldOptions placed(const WorkerEnvironment& environment, WorldOptions options) {
-  options.job_id = environment.run_id;
-  options.attempt = environment.attempt;
-  options.rank = environment.rank;
-  options.world_size = environment.world_size;
-  options.local_rank = environment.local_rank;
-  options.local_world_size = environment.local_world_size;
-  options.node = environment.node;
+  static_cast<RankPlace&>(options) = environment;
   return options;
 }
 
@@ -210,7 +204,7 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
       options.me(), rendezvous::TcpStoreClient::connect(environment.master_addr, environment.master_port,
                                                         options.start_timeout, options.interrupt)));
   world.directory = DDP_TRY(
-      within(options.me(), StoreDirectory::open(std::move(client), environment.run_id, environment.attempt,
+      within(options.me(), StoreDirectory::open(std::move(client), environment.job_id, environment.attempt,
                                                 environment.rank, options.start_timeout)));
   return {};
 }
@@ -218,7 +212,7 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
 /// Ranks that differ in these options would not meet, or not understand each other.
 EqualOptions backend_options(const WorldOptions& options) {
   return {{"--comm", comm_text(options.comm)},
-          {"--device", options.device},
+          {"--device", device_text(options.device)},
           {"--share-gpu", given_text(options.share_gpu)},
           {"--dtype", options.scalar_bytes == 8 ? "float64" : "float32"},
           {"--sync-every-inter", given_text(options.with_nodes)}};
@@ -298,10 +292,11 @@ void keep_log(const WorkerEnvironment& environment, const std::string& directory
   add(world.between, "between", 0, environment.world_size);  // all ranks of a node make the same calls
 }
 
-WorldOptions world_options(const WorkerEnvironment& environment, const TrainOptions& options) {
-  WorldOptions world = placed(environment, {});
+WorldOptions world_options(const WorkerEnvironment& environment, const TrainOptions& options,
+                           WorldOptions wanted = {}) {
+  WorldOptions world = placed(environment, std::move(wanted));
   world.comm = options.comm;
-  world.device = device_text(options.device);
+  world.device = options.device;
   world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
   world.step_timeout = options.comm_timeout;
   world.share_gpu = options.share_gpu;
@@ -388,11 +383,8 @@ Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& opti
 }
 
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
-                             const ChoosingJoin& join) {
-  WorldOptions wanted = world_options(environment, options);
-  wanted.interrupt = join.interrupt;
-  wanted.reference_rank = join.reference_rank;
-  wanted.remark = join.remark;
+                             WorldOptions wanted, const std::optional<RunChoice>& held) {
+  wanted = world_options(environment, options, std::move(wanted));
   const bool alone = environment.world_size == 1;
   CommWorld world = alone ? world_of_one(wanted.with_nodes) : CommWorld();
   if (!alone) {
@@ -405,14 +397,14 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
   world.choice = {options.device, options.comm, ""};
   if (leaves_choice(options)) {
     const RankAbility ability = find_ability(environment, options);
-    auto choice = DDP_TRY(alone ? choose_run(options, {&ability, 1})
-                                : agree_on_choice(wanted, wanted.reference_rank, *world.directory, options,
-                                                  ability, join.choice));
+    auto choice = DDP_TRY(
+        alone ? choose_run(options, {&ability, 1})
+              : agree_on_choice(wanted, wanted.reference_rank, *world.directory, options, ability, held));
     world.choice = std::move(choice);
-    if (alone && join.choice) world.choice.device = join.choice->device;
+    if (alone && held) world.choice.device = held->device;
     wanted.comm = world.choice.comm;
     const bool chose_nccl = wanted.comm != options.comm && wanted.comm == CommKind::kNccl;
-    if (chose_nccl && !join.choice) {
+    if (chose_nccl && !held) {
       const int first = environment.rank - environment.local_rank;
       DDP_TRY(
           check_own_gpu(wanted, *world.directory, ability, {first, first + environment.local_world_size}));
@@ -426,7 +418,7 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
       return joined.error();
     }
   }
-  const bool is_new = join.choice ? join.choice->comm != world.choice.comm : join.reference_rank == 0;
+  const bool is_new = held ? held->comm != world.choice.comm : wanted.reference_rank == 0;
   if (environment.rank == 0 && leaves_choice(options) && is_new)
     world.choice_line = choice_line(world.choice, world.backend);
   if (environment.world_size > 1 && !(environment.collectives.empty() && options.flight_recorder.empty()))

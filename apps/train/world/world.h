@@ -20,16 +20,9 @@ namespace ddp::train {
 
 /// The launcher's information about this rank (torchrun's environment contract). Without RANK and WORLD_SIZE:
 /// a world of one.
-struct WorkerEnvironment {
-  int rank = 0;
-  int world_size = 1;
-  int local_rank = 0;
-  int local_world_size = 0;       ///< 0: unknown
-  int node = -1;                  ///< GROUP_RANK; -1: unknown
-  std::string master_addr;        ///< set when world_size > 1
-  std::uint16_t master_port = 0;  ///< port of the store
-  std::string run_id;
-  std::uint32_t attempt = 0;       ///< TORCHELASTIC_RESTART_COUNT
+struct WorkerEnvironment : RankPlace {
+  std::string master_addr;         ///< set when world_size > 1
+  std::uint16_t master_port = 0;   ///< port of the store
   std::int64_t max_restarts = -1;  ///< TORCHELASTIC_MAX_RESTARTS; -1: unknown
   /// True: the launcher serves the store at MASTER_ADDR:MASTER_PORT. False: rank 0 must serve it.
   bool agent_store = false;
@@ -60,8 +53,8 @@ struct CommWorld {
 /// The functions below set this rank's place in the job. Ranks of another scalar_bytes do not meet.
 struct WorldOptions : WorldConfig {
   CommKind comm = CommKind::kAuto;
-  std::string device = "cpu";  ///< of a training, as --device names it; must be equal on all ranks
-  int reference_rank = 0;      ///< the rank whose options count if ranks differ
+  DeviceKind device = DeviceKind::kCpu;  ///< of a training; must be equal on all ranks
+  int reference_rank = 0;                ///< the rank whose options and choice count if ranks differ
 };
 
 /// Returns kUsage if this environment or build cannot provide what the options request. It runs before
@@ -76,17 +69,11 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
 /// The same for a training's options.
 Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options);
 
-/// The settings with which a rank joins a world that chooses its device.
-struct ChoosingJoin {
-  int interrupt = -1;
-  int reference_rank = 0;                ///< the rank whose options and choice count if ranks differ
-  std::optional<RunChoice> choice = {};  ///< the choice of an earlier attempt, whose state this rank holds
-  std::string remark = {};               ///< as WorldOptions::remark
-};
 /// Chooses device and transport with the other ranks, and connects. `options` are as given: the caller
-/// computes on CommWorld::choice.device. Of the options only those of device, communication and step count.
+/// computes on CommWorld::choice.device. Of the options only those of device, communication and step count;
+/// `wanted` has the other ones. `held` is the choice of an earlier attempt, whose state this rank holds.
 Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
-                             const ChoosingJoin& join = {});
+                             WorldOptions wanted = {}, const std::optional<RunChoice>& held = {});
 /// Does only the choice, for ranks that are connected over the host's transports. In a world of one
 /// `directory` is null.
 Result<RunChoice> choose_device(const WorkerEnvironment& environment, const TrainOptions& options,

@@ -21,10 +21,7 @@ class NcclLibrary;
 /// The ranks of one world and how they connect. Over NCCL, a start may take as long as a step if
 /// start_timeout is shorter.
 struct WorldConfig : GroupConfig {
-  int local_rank = 0;
-  int local_world_size = 0;  ///< 0: not known
-  int node = -1;             ///< -1: not known
-  bool share_gpu = false;    ///< several ranks on one GPU, over NCCL
+  bool share_gpu = false;   ///< several ranks on one GPU, over NCCL
   bool rejoins = false;     ///< communicators are aborted and replaced in this process; the same on all ranks
   bool with_nodes = false;  ///< also connects the node's ranks, and the nodes; needs local_rank and node
   std::string remark{};     ///< begins the line that rank 0 prints about NCCL

@@ -5,7 +5,7 @@ using namespace ddp::train;
 
 TEST_CASE("an order replaces the rank assignment of the environment, and nothing else") {
   WorkerEnvironment before;
-  before.run_id = "job";
+  before.job_id = "job";
   before.control = "unix:/c";
   before.rank = 3;
   ddp::rendezvous::AttemptOrder order;
@@ -28,7 +28,7 @@ TEST_CASE("an order replaces the rank assignment of the environment, and nothing
   CHECK(after->master_addr == "10.0.0.2");
   CHECK(after->master_port == 29500);
   CHECK(after->agent_store);
-  CHECK(after->run_id == "job");
+  CHECK(after->job_id == "job");
   CHECK(after->control == "unix:/c");
 
   order.store = "[fe80::1%eth0]:1";

@@ -48,7 +48,7 @@ TEST_CASE("the launcher's environment is read completely") {
   CHECK(environment->node == 1);
   CHECK(environment->master_addr == "10.0.0.7");
   CHECK(environment->master_port == 29500);
-  CHECK(environment->run_id == "job-1");
+  CHECK(environment->job_id == "job-1");
   CHECK(environment->attempt == 2);
   CHECK(environment->max_restarts == 3);
   CHECK(environment->agent_store);
