@@ -84,7 +84,7 @@ TrainingState TrainingHistory::resplit(TrainingState state, int world_size) cons
   checkpoint.batch_size = batch_size_;
   checkpoint.samples = samples_;
   checkpoint.position = state.position;
-  state.position = train::position_after(checkpoint, world_size, batch_size_, 1);
+  state.position = train::position_after(checkpoint, world_size, {batch_size_, 1});
   state.world_size = world_size;
   return state;
 }

@@ -222,10 +222,10 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   return state;
 }
 
-TrainingPosition position_after(const CheckpointState& state, int world_size, int batch_size,
-                                int accumulate) {
+TrainingPosition position_after(const CheckpointState& state, int world_size, const BatchPlan& plan) {
   TrainingPosition position = state.position;
-  if (world_size == state.world_size && batch_size == state.batch_size && accumulate == state.accumulate)
+  if (world_size == state.world_size && plan.batch_size == state.batch_size &&
+      plan.accumulate == state.accumulate)
     return position;
   position.segment_begin = state.used();
   position.segment_step = 0;

@@ -41,12 +41,10 @@ namespace ddp::train {
 //   state.json              CheckpointState, with the CRC-32 of all three
 
 /// Everything except the vectors.
-struct CheckpointState {
+struct CheckpointState : BatchPlan {
   std::string model, dtype, optimizer;
   int mlp_width = 0, mlp_depth = 0;  ///< 0: not known, or another model
   int world_size = 1;
-  int batch_size = 0, accumulate = 1;
-  std::int64_t seed = 0;
   std::uint64_t samples = 0;                               ///< number of training images
   std::uint32_t training_images = 0, training_labels = 0;  ///< DataSplit::checksums; 0: unknown
   TrainingPosition position;
@@ -67,7 +65,7 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
 
 /// Returns the position for a training on `world_size` ranks. If a number that divides the samples differs, a
 /// new segment begins after the used samples.
-TrainingPosition position_after(const CheckpointState& state, int world_size, int batch_size, int accumulate);
+TrainingPosition position_after(const CheckpointState& state, int world_size, const BatchPlan& plan);
 
 std::string checkpoint_name(std::uint64_t step);
 /// Returns the step in such a name; empty if it is none.

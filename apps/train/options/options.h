@@ -85,7 +85,7 @@ struct BackendOptions {
   bool share_gpu = false;  ///< several ranks on one GPU, over NCCL; train health has no such option
 };
 
-struct TrainOptions : BackendOptions {
+struct TrainOptions : BackendOptions, BatchPlan {
   std::string data = "auto";  ///< directory, "synthetic", or "auto" (NodeData)
   std::size_t limit = 0;      ///< training images over all ranks; 0: all
   ModelKind model = ModelKind::kAuto;
@@ -96,9 +96,6 @@ struct TrainOptions : BackendOptions {
   int epochs = 1;
   std::uint64_t max_steps = 0;  ///< 0: all of the epochs
   bool keeps_steps = false;     ///< the user left the length open: agree_on_epochs() sets `epochs`
-  int batch_size = 100;         ///< per rank
-  int accumulate = 1;           ///< batches per step
-  std::int64_t seed = 0;
   int threads = 1;
   std::string kernels;  ///< instruction set; empty: the best
 

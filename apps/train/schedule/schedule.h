@@ -30,6 +30,13 @@ std::uint64_t samples_per_rank(const SamplerConfig& config);
 /// Returns the rank's sample numbers of one epoch. Errors: kUsage for no samples or too many.
 Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std::int64_t epoch);
 
+/// What divides the samples among the steps, besides the number of ranks.
+struct BatchPlan {
+  int batch_size = 100;   ///< per rank
+  int accumulate = 1;     ///< batches per step
+  std::int64_t seed = 0;  ///< of shuffling and first weights
+};
+
 /// The progress of a training. The samples that W ranks have used of an epoch's permutation are always its
 /// beginning, so one number describes them. A segment is divided among a fixed number of ranks: it begins
 /// with the epoch, or at the point where a training continued with another number of ranks.

@@ -101,11 +101,10 @@ inline TrainingPosition position_here(const TrainOptions& options, const StateHe
                                       std::uint64_t samples, int world) {
   CheckpointState state;
   state.world_size = head.marks.world_size;
-  state.batch_size = options.batch_size;
-  state.accumulate = options.accumulate;
+  static_cast<BatchPlan&>(state) = options;
   state.samples = samples;
   state.position = head.position;
-  return position_after(state, world, options.batch_size, options.accumulate);
+  return position_after(state, world, options);
 }
 
 }  // namespace shared_state
@@ -207,8 +206,7 @@ class CheckpointRun {
     DDP_TRY(world().broadcast(std::as_writable_bytes(std::span(text)), 0));
     const auto state = DDP_TRY(parse_checkpoint_state("state.json", text));
     DDP_TRY(share(state, found.optimizer));
-    trainer_.position() =
-        position_after(state, world().world_size(), options_.batch_size, options_.accumulate);
+    trainer_.position() = position_after(state, world().world_size(), options_);
     trainer_.set_warmed_up();
     trainer_.optimizer().set_steps(state.optimizer_steps);
     written_step_ = state.position.step;
@@ -557,9 +555,7 @@ class CheckpointRun {
     state.dtype = std::is_same_v<T, float> ? "float32" : "float64";
     state.optimizer = options_.update.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
     state.world_size = world().world_size();
-    state.batch_size = options_.batch_size;
-    state.accumulate = options_.accumulate;
-    state.seed = options_.seed;
+    static_cast<BatchPlan&>(state) = options_;
     state.samples = data_.training.size();
     state.training_images = data_.checksums[0];
     state.training_labels = data_.checksums[1];

@@ -117,10 +117,10 @@ TEST_CASE("numbers that no training can have written are refused") {
 
 TEST_CASE("an unchanged division continues in its segment, another one starts a new segment") {
   const CheckpointState state = example();
-  CHECK(position_after(state, 4, 10, 2).segment_begin == 100);
-  CHECK(position_after(state, 4, 10, 2).segment_step == 5);
-  for (const auto position :
-       {position_after(state, 3, 10, 2), position_after(state, 4, 11, 2), position_after(state, 4, 10, 1)}) {
+  CHECK(position_after(state, 4, {10, 2}).segment_begin == 100);
+  CHECK(position_after(state, 4, {10, 2}).segment_step == 5);
+  for (const auto position : {position_after(state, 3, {10, 2}), position_after(state, 4, {11, 2}),
+                              position_after(state, 4, {10, 1})}) {
     CHECK(position.segment_begin == 500);
     CHECK(position.segment_step == 0);
     CHECK(position.step == 12);
@@ -128,9 +128,9 @@ TEST_CASE("an unchanged division continues in its segment, another one starts a 
   }
   CheckpointState over = example();
   over.samples = 490;  // the last step was padded
-  CHECK(position_after(over, 3, 10, 2).epoch == 2);
-  CHECK(position_after(over, 3, 10, 2).segment_begin == 0);
-  CHECK(position_after(over, 4, 10, 2).epoch == 1);  // the epoch has no samples left; it ends with its test
+  CHECK(position_after(over, 3, {10, 2}).epoch == 2);
+  CHECK(position_after(over, 3, {10, 2}).segment_begin == 0);
+  CHECK(position_after(over, 4, {10, 2}).epoch == 1);  // the epoch has no samples left; it ends with its test
 }
 
 TEST_CASE("names of checkpoints") {
@@ -171,11 +171,11 @@ TEST_CASE("a segment has at most the steps of the training and those of its samp
 TEST_CASE("an epoch without a sample left is complete when the division changes, one with a sample is not") {
   CheckpointState state = example();
   state.samples = state.used();
-  CHECK(position_after(state, 3, 10, 2).epoch == 2);
-  CHECK(position_after(state, 3, 10, 2).segment_begin == 0);
+  CHECK(position_after(state, 3, {10, 2}).epoch == 2);
+  CHECK(position_after(state, 3, {10, 2}).segment_begin == 0);
   ++state.samples;
-  CHECK(position_after(state, 3, 10, 2).epoch == 1);
-  CHECK(position_after(state, 3, 10, 2).segment_begin == 500);
+  CHECK(position_after(state, 3, {10, 2}).epoch == 1);
+  CHECK(position_after(state, 3, {10, 2}).segment_begin == 500);
 }
 
 namespace fs = std::filesystem;
