@@ -20,6 +20,7 @@ constexpr char kUsage[] =
     "       ddplaunchd --verify SHA256 FILE\n"
     "       ddplaunchd --version | --help\n"
     "The node agent of ddplaunch, which starts it on every node over SSH or through a daemon (--listen).\n";
+constexpr char kOneCommand[] = "; give one of them";
 
 /// Reads PORT, ADDRESS:PORT or [ADDRESS]:PORT. An omitted value leaves the defaults.
 ReadValue endpoint_into(DaemonOptions& options) {
@@ -62,16 +63,23 @@ void declare_options(OptionTable& table, DaemonOptions& options) {
                .value = "[FILE]",
                .default_text = "~/.config/ddplaunch/token",
                .help = "write a new token into FILE, readable by you only, and print its name",
-               .details = "The token is random. The file must not exist yet."},
+               .details = "The token is random. The file must not exist yet.",
+               .not_with = {{{"--listen"}, kOneCommand}}},
               text_into(options.new_token_path));
   table.group("Agent");
-  table.flag({.names = "--stdio", .help = "serve one job over standard input and output"});
+  table.flag({.names = "--stdio",
+              .help = "serve one job over standard input and output",
+              .not_with = {{{"--listen", "--new-token"}, kOneCommand}}});
   table.values({.names = "--fits",
                 .value = "PROTOCOL VERSION [KEY…]",
                 .help = "exit code 0: this agent has that protocol, that version and one of these builds",
-                .details = "Exit code 3: it has that protocol and version, but another build. Otherwise 1."},
+                .details = "Exit code 3: it has that protocol and version, but another build. Otherwise 1.",
+                .not_with = {{{"--listen", "--new-token", "--stdio"}, kOneCommand}}},
                options.fits_words);
-  table.values({.names = "--verify", .value = "SHA256 FILE", .help = "exit code 0: the file has that sum"},
+  table.values({.names = "--verify",
+                .value = "SHA256 FILE",
+                .help = "exit code 0: the file has that sum",
+                .not_with = {{{"--listen", "--new-token", "--stdio", "--fits"}, kOneCommand}}},
                options.verify_words);
   table.flag({.names = "-V,--version", .help = "print the version"});
   table.flag({.names = "-h,--help", .help = "print this text"});
@@ -87,19 +95,6 @@ constexpr std::array<CommandOption, 5> kCommands{{{"--listen", DaemonCommand::kL
                                                   {"--fits", DaemonCommand::kFits},
                                                   {"--verify", DaemonCommand::kVerify}}};
 
-/// Sets the command. Returns the contradiction between the options; empty: none.
-std::string choose_command(const OptionTable& table, DaemonOptions& options) {
-  std::string chosen;
-  for (const CommandOption& one : kCommands) {
-    if (!table.given(one.name)) continue;
-    if (!chosen.empty()) return chosen + " and " + one.name + " exclude each other; give one of them";
-    chosen = one.name;
-    options.command = one.command;
-  }
-  if (chosen.empty()) return "give --listen, --new-token or --stdio; ddplaunchd --help lists all options";
-  return "";
-}
-
 }  // namespace
 
 Result<DaemonOptions> read_daemon_options(const std::vector<std::string>& words) {
@@ -112,8 +107,11 @@ Result<DaemonOptions> read_daemon_options(const std::vector<std::string>& words)
     options.command = DaemonCommand::kVersion;
     return options;
   }
-  if (errors.empty()) errors.push_back(choose_command(table, options));
-  if (errors.front().empty()) return options;
+  for (const CommandOption& one : kCommands)
+    if (table.given(one.name)) options.command = one.command;
+  if (errors.empty() && options.command == DaemonCommand::kHelp)
+    errors.emplace_back("give --listen, --new-token or --stdio; ddplaunchd --help lists all options");
+  if (errors.empty()) return options;
   std::string text;
   for (const std::string& error : errors)
     text += (text.empty() ? "" : "\nddplaunchd: ") + one_line(error);

@@ -53,7 +53,7 @@ std::string option_text(const Option& option, std::size_t help_column = kHelpCol
   left += left.size() + 2 > help_column ? '\n' + std::string(help_column, ' ')
                                         : std::string(help_column - left.size(), ' ');
   std::string text = option.help;
-  if (!option.only_with.others.empty()) text += "; only with " + join_alternatives(option.only_with.others);
+  if (!option.needs().empty()) text += "; only with " + option.needs();
   if (!option.default_text.empty()) text += " (default: " + option.default_text + ")";
   return left + wrapped(text, kHelpColumn, kHelpColumn) + '\n';
 }
@@ -105,8 +105,9 @@ bool Option::excludes(const Option& other) const {
 }
 
 std::string Option::rules_text() const {
-  std::string text;
-  if (!only_with.others.empty()) text = "Only with " + alternatives_text(only_with.others) + '.';
+  std::string text = rules_for.empty() ? "" : "With `" + rules_for + "`:";
+  if (!only_with.others.empty())
+    text += (text.empty() ? "Only with " : " only with ") + alternatives_text(only_with.others) + '.';
   std::vector<std::string> unwanted;
   for (const OptionRule& rule : not_with)
     unwanted.insert(unwanted.end(), rule.others.begin(), rule.others.end());
@@ -482,7 +483,11 @@ std::vector<std::string> OptionTable::broken_rules(
     const auto applies = [&](const OptionRule& rule) {
       return !rule.others.empty() && !(rule.is_harmless && is_for_all_jobs && is_for_all_jobs(option));
     };
-    const std::string name = name_in_messages(option);
+    std::string name = name_in_messages(option);
+    if (!option.rules_for.empty()) {
+      if (option.rules_for != text(option)) return;
+      name += ' ' + option.rules_for;
+    }
     for (const OptionRule& rule : option.not_with) {
       std::vector<std::string> found;
       std::ranges::copy_if(rule.others, std::back_inserter(found), holds);

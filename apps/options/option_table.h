@@ -58,8 +58,9 @@ struct Option {
   bool takes_empty = false;               ///< an empty value is valid
   bool equal = false;                     ///< all ranks of a job need the same value
   std::vector<OptionRule> not_with = {};  ///< the option is an error with any of these
-  OptionRule only_with = {};  ///< the option is an error without one of these; empty: it needs none
-  bool repeats = false;       ///< may be given several times; OptionTable::list sets it
+  OptionRule only_with = {};   ///< the option is an error without one of these; empty: it needs none
+  std::string rules_for = "";  ///< the value that the rules are for: "auto"; empty: any
+  bool repeats = false;        ///< may be given several times; OptionTable::list sets it
 
   bool takes_value() const { return !value.empty(); }
   bool may_omit_value() const { return value.starts_with('['); }
@@ -69,6 +70,8 @@ struct Option {
   bool takes_all_words() const { return value.ends_with("…]"); }
   /// Returns whether the rule of one of them forbids the other, whatever their values are.
   bool excludes(const Option& other) const;
+  /// Returns what the option needs with any value: "--listen or --host"; empty: nothing.
+  std::string needs() const { return rules_for.empty() ? join_alternatives(only_with.others) : ""; }
   /// Returns the rules as sentences in Markdown: "Only with `--listen`. Not with `--host`."
   std::string rules_text() const;
 };

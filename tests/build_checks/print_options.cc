@@ -55,7 +55,7 @@ Json option_json(const ddp::Option& option) {
           {"value", option.value},
           {"default", option.default_text},
           {"help", option.help},
-          {"only_with", ddp::join_alternatives(option.only_with.others)},
+          {"only_with", option.needs()},
           {"details", option.details + (option.details.empty() || rules.empty() ? "" : " ") + rules},
           {"words", option.words},
           {"completion", completion_text(option.completion)},

@@ -192,7 +192,7 @@ class EmulatedTrain(unittest.TestCase):
 
     def test_what_a_device_cannot_do_is_refused(self):
         for options, why in ((("--device", "cpu", "--dtype", "bfloat16"), "--dtype bfloat16 requires --device gpu"),
-                             (("--device", "gpu", "--sync-bn"), "--sync-bn cannot be combined with --device gpu: the GPU normalizes by its own "
+                             (("--device", "gpu", "--sync-bn"), "--sync-bn cannot be used with --device gpu: the GPU normalizes by its own "
                                                                 "rank's batch")):
             done = self.train(*options)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (2, "", f"train: {why}\n"))

@@ -195,9 +195,9 @@ class EmulatedNccl(unittest.TestCase):
                             self.assertTrue(one == other or abs(one - other) < 1e-7, (mine, theirs))
 
     def test_what_a_gpu_cannot_do_is_refused_before_anything_starts(self):
-        for options, why in ((("--zero", "1", "--sync-every-inter", "2"), "--zero 1 cannot be combined with --sync-every-inter: "),
-                             (("--zero", "1", "--on-peer-loss", "rejoin"), "--on-peer-loss rejoin cannot be combined with --zero 1: "),
-                             (("--sync-bn",), "--sync-bn cannot be combined with --device gpu: ")):
+        for options, why in ((("--zero", "1", "--sync-every-inter", "2"), "--zero 1 is only for --sync-every-inter 1: "),
+                             (("--zero", "1", "--on-peer-loss", "rejoin"), "--zero 1 cannot be used with --on-peer-loss rejoin: "),
+                             (("--sync-bn",), "--sync-bn cannot be used with --device gpu: ")):
             for code, lines, errors in run(2, *CONVNET, *TASK, *NCCL, "--device", "gpu", *options):
                 self.assertEqual((code, lines), (2, []))
                 self.assertTrue(errors.startswith("train: " + why), errors)

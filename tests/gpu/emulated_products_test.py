@@ -70,7 +70,7 @@ class Products(unittest.TestCase):
 
     def test_the_precision_of_a_cpu_is_not_chosen(self):
         for options, why in ((("--device", "cpu"), "--matmul-precision high requires --device gpu"),
-                             (("--dtype", "bfloat16"), "--matmul-precision has no effect without --dtype float32")):
+                             (("--dtype", "bfloat16"), "--matmul-precision is only for --dtype float32")):
             done = subprocess.run([TRAIN, *MLP, "--matmul-precision", "high", *options], capture_output=True, text=True, timeout=60, check=False)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (2, "", f"train: {why}\n"))
         done = subprocess.run([TRAIN, *MLP, "--matmul-precision", "high", "--device", "auto"], capture_output=True, text=True, timeout=60,

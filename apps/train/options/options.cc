@@ -17,6 +17,7 @@ namespace ddp::train {
 namespace {
 
 constexpr double kMany = 1e15;
+constexpr char kOwnBatch[] = ": the GPU normalizes by its own rank's batch";
 constexpr const char* kUsage =
     "usage: train [OPTION…]\n"
     "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names.\n"
@@ -80,14 +81,18 @@ void declare_task(OptionTable& table, TrainOptions& options) {
        .equal = true},
       options.model,
       {{"auto", ModelKind::kAuto}, {"convnet", ModelKind::kConvNet}, {"mlp", ModelKind::kMlp}});
-  table.value(
-      {.names = "--mlp-width", .value = "N", .help = "width of the MLP's hidden layers", .equal = true},
-      number_into(options.mlp_width, 1, 65'536));
+  table.value({.names = "--mlp-width",
+               .value = "N",
+               .help = "width of the MLP's hidden layers",
+               .equal = true,
+               .only_with = {{"--model mlp"}}},
+              number_into(options.mlp_width, 1, 65'536));
   table.value({.names = "--mlp-depth",
                .value = "N",
                .help = "number of the MLP's hidden layers",
                .details = "7 layers of width 2048 have 107 MB of gradients.",
-               .equal = true},
+               .equal = true,
+               .only_with = {{"--model mlp"}}},
               number_into(options.mlp_depth, 1, 1'000));
   table.choice<DeviceKind>(
       {.names = "--device",
@@ -110,7 +115,9 @@ void declare_task(OptionTable& table, TrainOptions& options) {
        .help = "of the MLP's float32 products on a GPU, as torch.set_float32_matmul_precision; high: TF32",
        .details = "Without cuBLASLt the own kernels compute in float32 with either ([GPUs and "
                   "NCCL](train.md#gpus-and-nccl)).",
-       .equal = true},
+       .equal = true,
+       .not_with = {{{"--model convnet"}, "; it is for --model mlp"}},
+       .only_with = {{"--dtype float32"}}},
       options.matmul_precision, {{"highest", MatmulPrecision::kHighest}, {"high", MatmulPrecision::kHigh}});
   table.value(
       {.names = "--epochs",
@@ -170,14 +177,24 @@ void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
                .help = "warm-up steps, in which the learning rate rises linearly",
                .equal = true},
               number_into(options.lr.warmup_steps, 0, kMany));
-  table.value({.names = "--momentum", .value = "M", .help = "SGD momentum", .equal = true},
+  table.value({.names = "--momentum",
+               .value = "M",
+               .help = "momentum",
+               .equal = true,
+               .only_with = {{"--optimizer sgd"}}},
               number_into(options.update.momentum, 0, 1));
-  table.value(
-      {.names = "--beta1", .value = "B", .help = "AdamW's average of gradients, below 1", .equal = true},
-      beta_into(options.update.beta1));
-  table.value(
-      {.names = "--beta2", .value = "B", .help = "AdamW's average of squares, below 1", .equal = true},
-      beta_into(options.update.beta2));
+  table.value({.names = "--beta1",
+               .value = "B",
+               .help = "average of gradients, below 1",
+               .equal = true,
+               .only_with = {{"--optimizer adamw"}}},
+              beta_into(options.update.beta1));
+  table.value({.names = "--beta2",
+               .value = "B",
+               .help = "average of squares, below 1",
+               .equal = true,
+               .only_with = {{"--optimizer adamw"}}},
+              beta_into(options.update.beta2));
   table.value({.names = "--weight-decay",
                .value = "D",
                .help = "weight decay; torch's default for AdamW is 0.01",
@@ -191,11 +208,13 @@ void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
                .help = "clip the gradient to norm C, after --clip-value (0: off)",
                .equal = true},
               number_into(options.update.clip_norm, 0, 1e38));
-  table.flag({.names = "--sync-bn",
-              .help = "normalize by the batches of all ranks together (SyncBN)",
-              .details = "Not with `--device gpu`, `--model mlp` or `--sync-every-inter`.",
-              .equal = true},
-             options.sync_bn);
+  table.flag(
+      {.names = "--sync-bn",
+       .help = "normalize by the batches of all ranks together (SyncBN)",
+       .equal = true,
+       .not_with = {{{"--device gpu"}, kOwnBatch}, {{"--model mlp"}, ", which has no batch normalization"}},
+       .only_with = {{"--sync-every-inter 1"}, ": SyncBN needs all ranks in every step"}},
+      options.sync_bn);
 }
 
 void declare_communication(OptionTable& table, TrainOptions& options) {
@@ -210,11 +229,15 @@ void declare_communication(OptionTable& table, TrainOptions& options) {
                .help = "MiB of gradients in the first bucket",
                .equal = true},
               number_into(options.first_bucket_mb, 0, 1e6));
-  table.choice<bool>({.names = "--zero",
-                      .help = "1: each rank keeps only its part of the optimizer's state (ZeRO-1)",
-                      .details = "Not with `--sync-every-inter` or `--on-peer-loss rejoin`.",
-                      .equal = true},
-                     options.zero, {{"0", false}, {"1", true}});
+  table.choice<bool>(
+      {.names = "--zero",
+       .help = "1: each rank keeps only its part of the optimizer's state (ZeRO-1)",
+       .equal = true,
+       .not_with = {{{"--on-peer-loss rejoin"}, ": a lost rank's part of the optimizer's state has no copy"}},
+       .only_with = {{"--sync-every-inter 1"},
+                     ": nodes with different weights cannot share one optimizer state"},
+       .rules_for = "1"},
+      options.zero, {{"0", false}, {"1", true}});
   table.value({.names = "--sync-every-inter",
                .value = "K",
                .help = "average over the nodes only every K steps; inside a node every step",
@@ -227,8 +250,8 @@ void declare_communication(OptionTable& table, TrainOptions& options) {
       {.names = "--on-peer-loss",
        .help = "exit, or rejoin: the surviving ranks continue in the same process, with the weights in "
                "memory, as ordered by ddplaunch",
-       .details = "With `exit` a rank that loses a peer ends with exit code 1. `rejoin` cannot be combined "
-                  "with `--zero 1` ([When a peer is lost](train.md#when-a-peer-is-lost)).",
+       .details = "With `exit` a rank that loses a peer ends with exit code 1 ([When a peer is "
+                  "lost](train.md#when-a-peer-is-lost)).",
        .equal = true},
       options.rejoin, {{"exit", false}, {"rejoin", true}});
 }
@@ -238,9 +261,10 @@ void declare_files(OptionTable& table, TrainOptions& options) {
   table.value({.names = "--init-from",
                .value = "FILE",
                .help = "begin with the weights of this safetensors file",
-               .details = "[Weights](train.md#weights) describes it. Not with `--resume`.",
+               .details = "[Weights](train.md#weights) describes it.",
                .completion = Completion::kFile,
-               .equal = true},
+               .equal = true,
+               .not_with = {{{"--resume"}, ": both set the initial weights; give one of them"}}},
               text_into(options.init_from));
   table.value({.names = "--export",
                .value = "FILE",
@@ -262,16 +286,22 @@ void declare_files(OptionTable& table, TrainOptions& options) {
                .help = "steps between two checkpoints (0: one after each epoch)",
                .details = "The end of the training is always written, unless its last step was dropped. "
                           "N is a multiple of `--sync-every-inter`.",
-               .equal = true},
+               .equal = true,
+               .only_with = {{"--checkpoint-dir"}}},
               number_into(options.checkpoint_every, 0, kMany));
-  table.value({.names = "--checkpoint-keep", .value = "K", .help = "number of checkpoints to keep"},
+  table.value({.names = "--checkpoint-keep",
+               .value = "K",
+               .help = "number of checkpoints to keep",
+               .only_with = {{"--checkpoint-dir"}}},
               number_into(options.checkpoint_keep, 1, 1e6));
   table.value({.names = "--resume",
                .value = "DIR|auto",
                .help = "resume from this checkpoint, or from the last one in this directory; auto: the last "
                        "good one of --checkpoint-dir, if there is one",
                .completion = Completion::kDirectory,
-               .equal = true},
+               .equal = true,
+               .only_with = {{"--checkpoint-dir"}, ", which has the checkpoints"},
+               .rules_for = "auto"},
               directory_into(options.resume));
 }
 
@@ -396,32 +426,10 @@ std::vector<OptionGroup> train_option_groups() {
 
 namespace {
 
-/// Refuses options that would have no effect, because the user expects one.
-std::string ineffective_option(const OptionTable& table, TrainOptions& options) {
-  struct Need {
-    const char* option;
-    bool met;
-    const char* reason;
-  };
-  const bool adamw = options.update.kind == OptimizerKind::kAdamw;
-  const bool mlp = options.model == ModelKind::kMlp;
-  for (const Need& need :
-       {Need{"--checkpoint-every", !options.checkpoint_dir.empty(), "--checkpoint-dir"},
-        Need{"--checkpoint-keep", !options.checkpoint_dir.empty(), "--checkpoint-dir"},
-        Need{"--beta1", adamw, "--optimizer adamw"}, Need{"--beta2", adamw, "--optimizer adamw"},
-        Need{"--momentum", !adamw, "--optimizer sgd"}, Need{"--mlp-width", mlp, "--model mlp"},
-        Need{"--mlp-depth", mlp, "--model mlp"},
-        Need{"--matmul-precision", options.model != ModelKind::kConvNet, "--model mlp"},
-        Need{"--matmul-precision", options.dtype == Dtype::kFloat32, "--dtype float32"}})
-    if (!need.met && table.given(need.option))
-      return std::string(need.option) + " has no effect without " + need.reason;
-  return "";
-}
-
 std::string complete(const OptionTable& table, TrainOptions& options) {
   options.keeps_steps = !table.given("--epochs") && !table.given("--limit") && !table.given("--max-steps");
   options.chooses_lr = !table.given("--lr");
-  return ineffective_option(table, options);
+  return "";
 }
 
 }  // namespace
@@ -440,8 +448,7 @@ std::string gpu_option(const TrainOptions& options) {
 }
 
 std::string device_obstacle(const TrainOptions& options) {
-  if (options.sync_bn)
-    return "--sync-bn cannot be combined with --device gpu: the GPU normalizes by its own rank's batch";
+  if (options.sync_bn) return std::string("--sync-bn cannot be used with --device gpu") + kOwnBatch;
   if (options.model == ModelKind::kMlp &&
       size_of(mlp_layout(options.mlp_width, options.mlp_depth).parameters) > kMostGpuParameters) {
     return "--device gpu supports at most 2000000000 parameters; make --mlp-width or --mlp-depth "
@@ -451,26 +458,10 @@ std::string device_obstacle(const TrainOptions& options) {
 }
 
 std::string contradiction(const TrainOptions& options, int world_size) {
-  if (options.zero && options.sync_every_inter > 1) {
-    return "--zero 1 cannot be combined with --sync-every-inter: nodes with different weights cannot share "
-           "one optimizer state";
-  }
-  if (options.rejoin && options.zero) {
-    return "--on-peer-loss rejoin cannot be combined with --zero 1: a lost rank's part of the optimizer's "
-           "state has no copy";
-  }
-  if (options.sync_bn && options.sync_every_inter > 1)
-    return "--sync-bn cannot be combined with --sync-every-inter: SyncBN needs all ranks in every step";
-  if (options.sync_bn && options.model == ModelKind::kMlp)
-    return "--sync-bn: --model mlp has no batch normalization";
   if (options.checkpoint_every % static_cast<std::uint64_t>(options.sync_every_inter) != 0) {
     return "--checkpoint-every must be a multiple of --sync-every-inter: between two averages the nodes "
            "differ";
   }
-  if (options.resume == "auto" && options.checkpoint_dir.empty())
-    return "--resume auto requires --checkpoint-dir";
-  if (!options.resume.empty() && !options.init_from.empty())
-    return "--resume and --init-from exclude each other: both set the initial weights";
   if (options.inject_nan && options.inject_nan->rank >= world_size) {
     return "--inject-nan names rank " + std::to_string(options.inject_nan->rank) + " of " +
            std::to_string(world_size);

@@ -153,7 +153,7 @@ std::string take_device(DeviceKind device, TrainOptions& options);
 /// Returns the option that requires a GPU: "--dtype bfloat16"; empty: none.
 std::string gpu_option(const TrainOptions& options);
 
-/// Returns why these options cannot run on a GPU: "--sync-bn cannot be combined with …"; empty: they can.
+/// Returns why these options cannot run on a GPU: "--sync-bn cannot be used with …"; empty: they can.
 std::string device_obstacle(const TrainOptions& options);
 
 /// An option that all ranks must be given alike, as text. Lists that differ only in values are a usage error.

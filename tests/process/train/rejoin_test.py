@@ -525,7 +525,7 @@ class Rejoin(unittest.TestCase):
 
     def test_refused_combinations_of_options(self):
         for more, control, text in (
-                (("--zero", "1"), "unix:/x", "--on-peer-loss rejoin cannot be combined with --zero 1: a lost rank's part of the "
+                (("--zero", "1"), "unix:/x", "--zero 1 cannot be used with --on-peer-loss rejoin: a lost rank's part of the "
                                              "optimizer's state has no copy"),
                 ((), None, "--on-peer-loss rejoin needs a launcher that starts new attempts, but "
                            "DDPLAUNCH_CONTROL is not set; start train with ddplaunch")):

@@ -476,18 +476,22 @@ class OptionErrors(unittest.TestCase):
 
     def test_contradicting_options_are_refused(self):
         for arguments, text in (
-                (("--zero", "1", "--sync-every-inter", "2"), "--zero 1 cannot be combined with --sync-every-inter: nodes with "
+                (("--zero", "1", "--sync-every-inter", "2"), "--zero 1 is only for --sync-every-inter 1: nodes with "
                                                              "different weights cannot share one optimizer state"),
-                (("--sync-bn", "--model", "mlp"), "--sync-bn: --model mlp has no batch normalization"),
+                (("--sync-bn", "--model", "mlp"), "--sync-bn cannot be used with --model mlp, which has no batch normalization"),
+                (("--sync-bn", "--sync-every-inter", "2"), "--sync-bn is only for --sync-every-inter 1: SyncBN needs all ranks in every "
+                                                           "step"),
+                (("--resume", "c", "--init-from", "w"), "--init-from cannot be used with --resume: both set the initial weights; give one of "
+                                                        "them"),
                 (("--checkpoint-every", "3", "--checkpoint-dir", "c", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
                  "--sync-every-inter: between two averages the nodes differ"),
                 (("--inject-nan", "1:1"), "--inject-nan names rank 1 of 1"),
                 (("--optimizer", "adamw", "--beta1", "1"), "--beta1 1: give a number of at least 0 and below 1"),
                 (("--optimizer", "adamw", "--beta2", "1"), "--beta2 1: give a number of at least 0 and below 1"),
-                (("--resume", "auto"), "--resume auto requires --checkpoint-dir"),
-                (("--checkpoint-every", "3"), "--checkpoint-every has no effect without --checkpoint-dir"),
-                (("--optimizer", "adamw", "--momentum", "0.5"), "--momentum has no effect without --optimizer sgd"),
-                (("--mlp-depth", "3"), "--mlp-depth has no effect without --model mlp"),
+                (("--resume", "auto"), "--resume auto is only for --checkpoint-dir, which has the checkpoints"),
+                (("--checkpoint-every", "3"), "--checkpoint-every is only for --checkpoint-dir"),
+                (("--optimizer", "adamw", "--momentum", "0.5"), "--momentum is only for --optimizer sgd"),
+                (("--mlp-depth", "3"), "--mlp-depth is only for --model mlp"),
                 (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter needs shared memory inside the nodes; remove "
                                                                "--comm tcp")):
             # Options are checked before any work: train does not even search for the data, which is missing.

@@ -74,7 +74,8 @@ TEST_CASE("a wrong option of the daemon is named in an error") {
 
 TEST_CASE("options of the daemon that contradict each other") {
   CHECK(flaw({}) == "give --listen, --new-token or --stdio; ddplaunchd --help lists all options");
-  CHECK(flaw({"--listen", "--new-token"}) == "--listen and --new-token exclude each other; give one of them");
+  CHECK(flaw({"--listen", "--new-token"}) == "--new-token cannot be used with --listen; give one of them");
+  CHECK(flaw({"--verify", "a", "b", "--stdio"}) == "--verify cannot be used with --stdio; give one of them");
   for (const char* other : {"--new-token", "--stdio", "--token-file=/u"})
     CHECK(flaw({other, "--token-file", "/t"}) ==
           "--token-file is only for --listen; --new-token FILE names its own file");

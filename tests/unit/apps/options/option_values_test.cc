@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tests/support/catch.h"
 
@@ -118,4 +119,32 @@ TEST_CASE("Readers refuse what their fields cannot have") {
   CHECK(parsed_into(parsed, parse_duration, ": give a time")("x") == ": give a time");
   CHECK(parsed_into(parsed, parse_duration, ": give a time")("2s").empty());
   CHECK(parsed == milliseconds(2000));
+}
+
+TEST_CASE("Rules for one value of an option hold for no other") {
+  const auto errors = [](const std::vector<std::string>& args) {
+    std::string from, place;
+    int every = 1;
+    OptionTable table("");
+    table.group("All");
+    table.value({.names = "--place", .value = "DIR", .not_with = {{{"--from"}}}}, text_into(place));
+    table.value({.names = "--every", .value = "N"}, number_into(every, 1, 9));
+    table.value({.names = "--from",
+                 .value = "DIR|auto",
+                 .help = "begin here",
+                 .not_with = {{{"--place x"}, "; it is full"}},
+                 .only_with = {{"--every 1"}, ", which is the default"},
+                 .rules_for = "auto"},
+                text_into(from));
+    CHECK(table.find("--from")->rules_text() == "With `auto`: only with `--every 1`. Not with `--place x`.");
+    CHECK(table.help().find("only with") == std::string::npos);
+    return parse_arguments("p", args, table);
+  };
+  CHECK(errors({"--from", "a", "--every", "2"}).empty());
+  CHECK(errors({"--from", "auto", "--every", "1"}).empty());
+  const std::string other = "--place cannot be used with --from";
+  CHECK(errors({"--from", "a", "--every", "2", "--place", "x"}) == std::vector{other});
+  CHECK(errors({"--from", "auto", "--every", "2", "--place", "x"}) ==
+        std::vector<std::string>{other, "--from auto cannot be used with --place x; it is full",
+                                 "--from auto is only for --every 1, which is the default"});
 }
