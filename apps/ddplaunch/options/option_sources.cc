@@ -250,9 +250,6 @@ constexpr char kPetOptions[] =
     "--redirects,--tee,--log-line-prefix-template,--local-ranks-filter,--duplicate-stdout-filters,"
     "--duplicate-stderr-filters,--node-rank,--master-addr,--master-port,--local-addr,--logs-specs,"
     "--numa-binding,--signals-to-handle,--shutdown-timeout,--virtual-local-rank";
-/// Those whose variable is 0 or 1.
-constexpr std::string_view kPetFlags[] = {"--standalone", "--module", "--no-python", "--run-path",
-                                          "--virtual-local-rank"};
 /// Options of the command line that have the meaning of another one in kPetOptions.
 constexpr std::pair<std::string_view, std::string_view> kSameMeaning[] = {
     {"--rdzv-endpoint", "--master-addr"},
@@ -295,14 +292,14 @@ OptionSource read_variables(const ProcessContext& context, const OptionSource& s
     const std::string variable = variable_of(name);
     const std::string value = context.variable(variable);
     if (value.empty() || is_given(name)) continue;
-    if (table.find(name) == nullptr &&
-        std::ranges::find(compatibility_options(), name, &CompatibilityOption::name) ==
-            compatibility_options().end()) {
+    const Option* const option = table.find(name);
+    const auto* const other = std::ranges::find(kCompatibilityOptions, name, &CompatibilityOption::name);
+    if (option == nullptr && other == std::end(kCompatibilityOptions)) {
       diagnostics.fail(variable + '=' + value + ": ddplaunch has no option like torchrun's " + name +
                        "; unset " + variable + " (docs/users/options.md says what to write instead)");
       continue;
     }
-    const bool is_flag = std::ranges::count(kPetFlags, name) > 0;
+    const bool is_flag = option != nullptr ? !option->takes_value() : !other->takes_value;
     if (is_flag && !is_digits(value)) {
       diagnostics.fail(variable + '=' + value + ": give 1 for " + name +
                        ", or 0; torchrun expects a number as well");
