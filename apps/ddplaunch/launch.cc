@@ -254,7 +254,7 @@ Result<> make_findable(const launcher::JobSpec& spec, const launcher::JobRegistr
   entry.command = command_text(spec.command);
   entry.arguments = registration.arguments;
   entry.cwd = registration.cwd;
-  if (spec.output.label_on) entry.label = spec.output.label;
+  entry.label = spec.output.label;
   for (const remote::Host& host : spec.hosts)
     entry.hosts.push_back(host.name);
   entry.started = launcher::utc_text(std::chrono::system_clock::now());

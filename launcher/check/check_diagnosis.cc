@@ -671,7 +671,6 @@ JobSpec deep_job(const JobSpec& spec, const CheckResult& result, DeepTest test, 
   job.stdin_to_rank0 = false;
   job.output = OutputOptions();
   job.output.label.clear();
-  job.output.label_on = false;
   job.output.bars = Bars::kOff;
   job.output.console = ConsolePolicy::kBlock;
   job.quiet = true;

@@ -39,14 +39,13 @@ enum class ConsolePolicy : std::uint8_t { kAuto, kBlock, kDrop };  ///< --consol
 
 /// The user's options for the workers' output (docs/users/output.md).
 struct OutputOptions {
-  std::string label = "[{host}:{rank}] ";
-  bool label_on = true;
-  RankRanges show_ranks;                ///< --show-ranks: other ranks go to the files only
-  std::vector<int> local_ranks_filter;  ///< --local-ranks-filter, by local rank; empty: all
-  StreamChoice redirects;               ///< --redirects: to files in log_dir, not shown
-  StreamChoice tee;                     ///< --tee: to files in log_dir, and shown
-  std::string log_dir;                  ///< this run's, below --log-dir; empty: none
-  std::string tensorboard;              ///< the event file of --tensorboard, absolute; empty: none
+  std::string label = "[{host}:{rank}] ";  ///< empty: none
+  RankRanges show_ranks;                   ///< --show-ranks: other ranks go to the files only
+  std::vector<int> local_ranks_filter;     ///< --local-ranks-filter, by local rank; empty: all
+  StreamChoice redirects;                  ///< --redirects: to files in log_dir, not shown
+  StreamChoice tee;                        ///< --tee: to files in log_dir, and shown
+  std::string log_dir;                     ///< this run's, below --log-dir; empty: none
+  std::string tensorboard;                 ///< the event file of --tensorboard, absolute; empty: none
   std::uint64_t log_max_size = 0;   ///< --log-max-size, bytes of one file before it is rotated; 0: no limit
   std::uint32_t log_max_parts = 0;  ///< parts of a rotated file to keep, the newest; 0: all
   bool jsonl = false;               ///< --jsonl: committed lines as JSON in the job directory

@@ -302,7 +302,7 @@ MergedOutput::MergedOutput(JobWriter& files, Console& console, const OutputOptio
       board_(options.bars, {console.shows_rows(1), console.shows_rows(2)}),
       timer_(console.loop()) {
   if (options.fold) {
-    fold_.emplace(console.loop(), options.label_on ? options.label : std::string(),
+    fold_.emplace(console.loop(), options.label,
                   [this](int stream, std::string_view lines) { console_.add(stream, lines); });
   }
 }
@@ -313,8 +313,7 @@ LiveBoard::Entry MergedOutput::new_entry(std::uint32_t rank, LineSource source, 
   source.stream = stream == 1 ? "stdout" : "stderr";
   const bool coloured =
       colours_wanted(console_.is_terminal(stream), std::getenv("NO_COLOR"), std::getenv("TERM"));
-  Label label;
-  if (options_.label_on) label = Label(options_.label, source, coloured ? label_colour(source.node_rank) : 0);
+  Label label(options_.label, source, coloured ? label_colour(source.node_rank) : 0);
   LiveBoard::Entry entry(std::move(label), rank, source.node_rank, stream);
   if (!shows_bar_ends(rank, source.node_rank, stream)) entry.lines.drop_bar_ends();
   return entry;

@@ -702,11 +702,9 @@ void check_streams(const launcher::StreamChoice& choice, const char* option, int
 void check_output_options(JobOptions& options, Diagnostics& diagnostics) {
   const launcher::JobSpec& spec = options.job.spec;
   OutputOptions& output = options.job.spec.output;
-  output.label_on = !output.label.empty() && output.label != "none";
-  if (output.label_on) {
-    if (const auto checked = launcher::check_label_template(output.label); !checked)
-      diagnostics.fail(checked.error().text);
-  }
+  if (output.label == "none") output.label.clear();
+  if (const auto checked = launcher::check_label_template(output.label); !checked)
+    diagnostics.fail(checked.error().text);
   const bool fixed = spec.nproc.rule == rendezvous::ProcsRule::kNumber;
   check_streams(output.tee, "--tee", fixed ? spec.nproc.number : 0, diagnostics);
   check_streams(output.redirects, "--redirects", fixed ? spec.nproc.number : 0, diagnostics);

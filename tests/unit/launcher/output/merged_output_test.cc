@@ -92,7 +92,7 @@ TEST_CASE("each line has the label of its rank, and stays on its stream") {
 
 TEST_CASE("a label can be left out, and can have the time") {
   OutputOptions plain;
-  plain.label_on = false;
+  plain.label.clear();
   MergeBench bench(plain);
   bench.add(1, 1, "x\n");
   CHECK(bench.shown(1) == "x\n");
@@ -285,7 +285,7 @@ TEST_CASE("--jsonl writes the lines of all ranks, shown or not") {
 
 TEST_CASE("a bar of a terminal is a row until its line is shown") {
   OutputOptions plain;
-  plain.label_on = false;
+  plain.label.clear();
   for (const bool lost : {false, true}) {
     const test::Pty terminal;
     MergeBench bench(plain, terminal.writer.get());

@@ -122,12 +122,12 @@ TEST_CASE("Mistakes around ddplaunch run") {
 TEST_CASE("The user's settings hold for all jobs") {
   FakeContext world;
   world.files[kSettings] = "label: ''\nnode-timeout: 40s\nenv: {A: 1}\n";
-  CHECK_FALSE(world.spec({"w"}).output.label_on);
+  CHECK(world.spec({"w"}).output.label.empty());
   CHECK(world.spec({"w"}).node_timeout == std::chrono::seconds(40));
   CHECK(world.spec({"--node-timeout", "5s", "w"}).node_timeout == std::chrono::seconds(5));
   CHECK(world.spec({"--env", "A=2", "w"}).explicit_env == Env{{"A", "2"}});
   world.env.emplace_back("XDG_CONFIG_HOME", "/cfg");
-  CHECK(world.spec({"w"}).output.label_on);
+  CHECK_FALSE(world.spec({"w"}).output.label.empty());
   world.files["/cfg/ddplaunch/config.yaml"] = "quiet: yes\n";
   CHECK(world.spec({"w"}).quiet);
   world.files["job.yaml"] = "quiet: false\n";

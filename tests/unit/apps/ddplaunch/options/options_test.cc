@@ -43,7 +43,6 @@ TEST_CASE("Without any option: one node, this machine, the defaults") {
   CHECK(spec.node_timeout == milliseconds(15'000));
   CHECK(node_lease(spec) == milliseconds(35'000));
   CHECK(spec.output.label == "[{host}:{rank}] ");
-  CHECK(spec.output.label_on);
   CHECK(spec.store == StoreMode::kAgent);
   CHECK_FALSE(spec.stdin_to_rank0);
 }
@@ -505,9 +504,9 @@ TEST_CASE("Options about failure and output") {
   CHECK(spec.master_timeout == milliseconds(3'600'000));
   CHECK(spec.output.label == "{rank}: ");
   CHECK(spec.quiet);
-  CHECK_FALSE(world.spec({"--label", "", "w"}).output.label_on);
-  CHECK_FALSE(world.spec({"--label=", "w"}).output.label_on);
-  CHECK_FALSE(world.spec({"--label=none", "w"}).output.label_on);
+  CHECK(world.spec({"--label", "", "w"}).output.label.empty());
+  CHECK(world.spec({"--label=", "w"}).output.label.empty());
+  CHECK(world.spec({"--label=none", "w"}).output.label.empty());
   CHECK(world.spec({"--stop-grace", "0", "w"}).stop_grace == milliseconds(0));
   CHECK(world.job({"-v", "w"}).spec.verbose);
   CHECK(world.job({"--verbose", "w"}).spec.verbose);

@@ -24,7 +24,7 @@ OutputOptions output_of(Texts args) {
 
 TEST_CASE("The default output without any option") {
   const OutputOptions output = output_of({});
-  CHECK(output.label_on);
+  CHECK(output.label == "[{host}:{rank}] ");
   CHECK(output.show_ranks.empty());
   CHECK(output.local_ranks_filter.empty());
   CHECK_FALSE(output.redirects.any());
