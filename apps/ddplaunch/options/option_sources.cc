@@ -221,7 +221,7 @@ OptionSource read_job_file(const std::string& path, const ProcessContext& contex
   const bool has_worker = !line.worker.empty();
   const auto text = context.read_file(path);
   const std::size_t errors_before = diagnostics.errors.size();
-  OptionFile file;
+  CommandLine file;
   if (text) {
     file = read_option_file(*text, path, OptionFileKind::kJob, diagnostics);
   } else {
@@ -417,7 +417,7 @@ class OptionFileReader {
     }
   }
 
-  OptionFile read(const YAML::Node& root);
+  CommandLine read(const YAML::Node& root);
 
  private:
   struct ListedOption {
@@ -446,7 +446,7 @@ class OptionFileReader {
   Diagnostics& diagnostics_;
   JobOptions checked_;  ///< reads each value, to find errors; nothing else uses its fields
   std::vector<ListedOption> known_;
-  OptionFile file_;
+  CommandLine file_;
 };
 
 bool OptionFileReader::is_text(const YAML::Node& node, const std::string& name, const char* expected) {
@@ -545,7 +545,7 @@ void OptionFileReader::read_entry(const YAML::Node& key, const YAML::Node& value
   refuse_unknown(key, name);
 }
 
-OptionFile OptionFileReader::read(const YAML::Node& root) {
+CommandLine OptionFileReader::read(const YAML::Node& root) {
   if (root.IsNull()) return {};
   if (!root.IsMap()) {
     fail(root, "expected lines of OPTION: VALUE, such as nproc-per-node: 8");
@@ -572,8 +572,8 @@ bool belongs_in_file(const Option& option, std::string_view group, OptionFileKin
   return !names.ends_with("--help") && !names.ends_with("--version") && names != "--job-file";
 }
 
-OptionFile read_option_file(const std::string& text, const std::string& file, OptionFileKind kind,
-                            Diagnostics& diagnostics) {
+CommandLine read_option_file(const std::string& text, const std::string& file, OptionFileKind kind,
+                             Diagnostics& diagnostics) {
   const auto root = read_yaml(
       text, file, kind == OptionFileKind::kJob ? "a job file has only one" : "settings have only one",
       diagnostics);

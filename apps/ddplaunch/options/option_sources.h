@@ -32,11 +32,11 @@ struct GivenOption {
 /// The options that one source gives, in its order.
 using OptionSource = std::vector<GivenOption>;
 
-/// The split arguments.
+/// The split arguments, or a file that says the same.
 struct CommandLine {
   OptionSource options;
   std::vector<std::string> worker;  ///< the first positional and all words behind it, byte for byte
-  std::string worker_origin = "";   ///< the place in a job file that names the worker
+  std::string worker_origin = "";   ///< "job.yaml:7:9", the place in a job file that names the worker
   bool separated = false;           ///< "--" stands before the worker
   bool read_all = true;             ///< false: an option is unknown or lacks its value
   bool scanned_all = true;          ///< false: an unknown option hid the start of the worker
@@ -94,17 +94,10 @@ std::optional<YAML::Node> read_yaml(const std::string& text, const std::string& 
 /// have no options about hosts or one job, and no worker.
 enum class OptionFileKind { kJob, kSettings };
 
-/// The content of an option file.
-struct OptionFile {
-  OptionSource options;
-  std::vector<std::string> worker;  ///< the worker and its arguments; empty: the file has none
-  std::string worker_origin;        ///< "job.yaml:7:9"
-};
-
 /// Reads `text`, a YAML map of option names without dashes to values (docs/users/config.md). Each mistake
 /// goes to `diagnostics` with its place: unknown names, wrong values, keys that are given twice.
-OptionFile read_option_file(const std::string& text, const std::string& file, OptionFileKind kind,
-                            Diagnostics& diagnostics);
+CommandLine read_option_file(const std::string& text, const std::string& file, OptionFileKind kind,
+                             Diagnostics& diagnostics);
 
 /// Returns the name that files have for an option: "nnodes".
 std::string name_in_file(const Option& option);

@@ -3,9 +3,9 @@
 #include "tests/support/catch.h"
 #include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
+using ddp::CommandLine;
 using ddp::Diagnostics;
 using ddp::GivenOption;
-using ddp::OptionFile;
 using ddp::OptionFileKind;
 using ddp::read_option_file;
 using ddp::test::Texts;
@@ -18,9 +18,9 @@ Texts errors_of(const std::string& text, OptionFileKind kind = OptionFileKind::k
   return diagnostics.errors;
 }
 
-OptionFile file_of(const std::string& text) {
+CommandLine file_of(const std::string& text) {
   Diagnostics diagnostics;
-  OptionFile file = read_option_file(text, "f.yaml", OptionFileKind::kJob, diagnostics);
+  CommandLine file = read_option_file(text, "f.yaml", OptionFileKind::kJob, diagnostics);
   CHECK(diagnostics.errors == Texts{});
   return file;
 }
@@ -28,7 +28,7 @@ OptionFile file_of(const std::string& text) {
 }  // namespace
 
 TEST_CASE("Options of a file keep the place of their values") {
-  const OptionFile file = file_of("---\nhost:\n  - a:2\n  - b:2\nbars: off\nfold: off\n");
+  const CommandLine file = file_of("---\nhost:\n  - a:2\n  - b:2\nbars: off\nfold: off\n");
   REQUIRE(file.options.size() == 4);
   CHECK(file.options[0].name == "--host");
   CHECK(file.options[0].origin == "f.yaml:3:5");
