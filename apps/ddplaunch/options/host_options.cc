@@ -329,7 +329,7 @@ void read_host_options(JobOptions& options, const ProcessContext& context, Diagn
   for (remote::Host& host : spec.hosts) {
     if (!home.empty() && host.identity.starts_with("~/")) host.identity = home + host.identity.substr(1);
   }
-  if (!options.read_all) return;  // the misspelled option may be the one that names hosts or counts
+  if (!options.line.read_all) return;  // the misspelled option may be the one that names hosts or counts
   read_launcher(options, diagnostics);
   read_nnodes(options, known, diagnostics);
   share_total(options, diagnostics);

@@ -33,7 +33,6 @@ struct WrittenValues {
   std::string master_addr;
   std::optional<RendezvousEndpoint> rdzv_endpoint;
   std::optional<std::uint16_t> master_port;
-  bool standalone = false;  ///< --launcher local was written as --standalone
   std::vector<std::string> env;
   std::vector<std::string> env_file;
   std::vector<std::string> wrapper;
@@ -63,14 +62,13 @@ struct JobOptions {
   WrittenValues written;
   AccelerateConfig config;  ///< of --accelerate-config
   OptionTable table;
+  CommandLine line;      ///< its worker is that of the job file if the arguments have none
   OptionSource sources;  ///< the options that count, with their origins
-  bool read_all = true;  ///< false: the command line has an unknown option, or one without its value
 };
 
-/// Reads all sources of options (choose_options), and fills the table with those that count. The worker is
-/// that of the command line, else that of the job file.
-CommandLine read_sources(const std::vector<std::string>& args, const ProcessContext& context,
-                         JobOptions& options, Diagnostics& diagnostics);
+/// Reads all sources of options (choose_options), and fills the table with those that count.
+void read_sources(const std::vector<std::string>& args, const ProcessContext& context, JobOptions& options,
+                  Diagnostics& diagnostics);
 
 /// Applies what the surrounding scheduler says about hosts if no option names any. In a Slurm job the hosts
 /// are the nodes of the job, started with srun. A step of one task runs on its own node, unless a person

@@ -224,7 +224,8 @@ bool NodeOptionReader::others_chosen() {
                       ": one ddplaunch starts all nodes; --network chooses the address");
   }
   if (written_.rdzv_endpoint) {
-    const bool renamed = chosen == "--launcher" && written_.standalone;
+    const bool renamed =
+        chosen == "--launcher" && std::ranges::count(options_.line.given, "--standalone") > 0;
     diagnostics_.note("--rdzv-endpoint has no effect with " + (renamed ? "--standalone" : chosen) +
                       ": nodes join over the connection that starts them");
   }

@@ -334,9 +334,10 @@ OptionSource read_accelerate_file(const std::string& path, const ProcessContext&
 
 }  // namespace
 
-CommandLine read_sources(const std::vector<std::string>& args, const ProcessContext& context,
-                         JobOptions& options, Diagnostics& diagnostics) {
-  CommandLine line = scan_command_line(args, options.table, diagnostics);
+void read_sources(const std::vector<std::string>& args, const ProcessContext& context, JobOptions& options,
+                  Diagnostics& diagnostics) {
+  CommandLine& line = options.line;
+  line = scan_command_line(args, options.table, diagnostics);
   const OptionSource& typed = line.options;
   const OptionSource job = read_job_file(last_value(typed, "--job-file"), context, line, diagnostics);
   const OptionSource named = choose_options({typed, job}, options.table);
@@ -349,7 +350,6 @@ CommandLine read_sources(const std::vector<std::string>& args, const ProcessCont
   options.sources = choose_options({typed, job, variables, accelerate, settings}, options.table);
   for (const std::string& error : options.table.fill(option_words(options.sources, options.table)))
     diagnostics.fail(error);
-  return line;
 }
 
 namespace {

@@ -231,14 +231,14 @@ void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagn
       first + ", write -- before " + first);
 }
 
-void read_command(JobOptions& options, const CommandLine& line, Diagnostics& diagnostics) {
-  const WrittenValues& written = options.written;
+void read_command(JobOptions& options, Diagnostics& diagnostics) {
+  const CommandLine& line = options.line;
   WorkerCommand& command = options.job.spec.command;
   if (line.worker.empty()) {
     // After an unknown option the worker is indistinguishable from the option's value.
     if (line.scanned_all && options.job.verb == Verb::kRun)
-      diagnostics.fail(written.job_file.empty() ? kNoWorker
-                                                : "no worker given; the job file has none either");
+      diagnostics.fail(options.written.job_file.empty() ? kNoWorker
+                                                        : "no worker given; the job file has none either");
     return;
   }
   options.job.worker_given = true;
@@ -305,8 +305,7 @@ void read_failure(JobOptions& options, const ProcessContext& context, Diagnostic
     diagnostics.fail("--report " + report + " cannot be written: " + writable.error().text);
 }
 
-void read_job(JobOptions& options, const CommandLine& line, const ProcessContext& context,
-              Diagnostics& diagnostics) {
+void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   JobSpec& spec = options.job.spec;
   const bool named = options.given("--job-id");
   if (!named) spec.job_id = context.new_job_id;
@@ -314,7 +313,7 @@ void read_job(JobOptions& options, const CommandLine& line, const ProcessContext
   const std::string run = spec.job_id + (named ? "." + context.new_job_id : "");
   // torchrun's id names a meeting. Scripts have a fixed one, and their jobs may run at once.
   const bool of_torchrun =
-      std::ranges::count(line.given, "--rdzv-id") > 0 ||
+      std::ranges::count(options.line.given, "--rdzv-id") > 0 ||
       std::ranges::count(options.sources, std::string("PET_RDZV_ID"), &GivenOption::origin) > 0;
   options.job.registration.claims_id = named && !of_torchrun;
   options.job.registration.directories = jobs_directories(context);
@@ -444,12 +443,9 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
     if (job.verb == Verb::kRun && !read_run(args, options.table, diagnostics))
       return BadUsage{diagnostics.errors};
   }
-  const CommandLine line = read_sources(args, context, options, diagnostics);
-  options.read_all = line.read_all;
-  options.written.standalone =
-      std::find(line.given.begin(), line.given.end(), "--standalone") != line.given.end();
+  read_sources(args, context, options, diagnostics);
   if (options.given("--help")) {
-    const bool all = line.worker == std::vector<std::string>{"all"};
+    const bool all = options.line.worker == std::vector<std::string>{"all"};
     return PrintText{verb != nullptr ? verb_help(options.table, job.verb)
                      : all           ? options.table.help()
                                      : brief_help(options.table),
@@ -466,18 +462,18 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   note_host_history(options, diagnostics);
   read_start(options, context, diagnostics);
   check_daemon_hosts(job.spec, diagnostics);
-  read_command(options, line, diagnostics);
+  read_command(options, diagnostics);
   read_env_options(options, context, diagnostics);
   read_worker(options, context, diagnostics);
   read_failure(options, context, diagnostics);
   check_output_options(options, diagnostics);
-  read_job(options, line, context, diagnostics);
+  read_job(options, context, diagnostics);
   add_origins(options.sources, diagnostics);
   read_detach(options, context, diagnostics);
   if (!diagnostics.errors.empty()) return BadUsage{diagnostics.all_errors()};
   if (options.given("--dry-run"))
     return PrintText{
-        job_plan_text(job.spec) + origins_text(options.sources, options.table, line.worker_origin),
+        job_plan_text(job.spec) + origins_text(options.sources, options.table, options.line.worker_origin),
         std::move(diagnostics.notes)};
   job.notes = std::move(diagnostics.notes);
   job.registration.arguments = host_arguments(options);
