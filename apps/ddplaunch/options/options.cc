@@ -312,9 +312,7 @@ void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& d
   // A script or a scheduler may use the same id again, and each run needs its own files.
   const std::string run = spec.job_id + (named ? "." + context.new_job_id : "");
   // torchrun's id names a meeting. Scripts have a fixed one, and their jobs may run at once.
-  const bool of_torchrun =
-      std::ranges::count(options.line.given, "--rdzv-id") > 0 ||
-      std::ranges::count(options.sources, std::string("PET_RDZV_ID"), &GivenOption::origin) > 0;
+  const bool of_torchrun = std::ranges::count(options.line.given, "--rdzv-id") > 0;
   options.job.registration.claims_id = named && !of_torchrun;
   options.job.registration.directories = jobs_directories(context);
   options.job.registration.name = run;
