@@ -205,30 +205,24 @@ void check_worker_words(const CommandLine& line, bool module, Diagnostics& diagn
   }
   // From a page or a chat that beautified the command line: en dash, em dash, minus sign.
   for (const std::string_view dash : {"\u2013", "\u2014", "\u2212"}) {
-    if (!first.starts_with(dash)) continue;
-    diagnostics.fail("the worker " + first +
-                     " begins with a dash that is not the - of options; type it again" +
-                     ", or write -- before a program of this name");
-    return;
+    if (first.starts_with(dash))
+      return diagnostics.fail("the worker " + first +
+                              " begins with a dash that is not the - of options; type it again" +
+                              ", or write -- before a program of this name");
   }
-  if (!invisible_hint(first).empty()) {
-    diagnostics.fail("the worker " + first + ": type it again, or write -- before a program of this name");
-    return;
-  }
-  const auto end = std::find(words.begin(), words.end(), "--");
-  const auto begins_program = [&](const std::string& word) {
-    const auto next = &word + 1;
-    if (word != ":" || next == &*words.begin() + words.size()) return false;
+  if (!invisible_hint(first).empty())
+    return diagnostics.fail("the worker " + first +
+                            ": type it again, or write -- before a program of this name");
+  constexpr std::string_view kOfMpirun[] = {"-n", "-np", "--np", "-c", "--n", "-host", "--host", "-H", "-x"};
+  for (std::size_t i = 1; i + 1 < words.size() && words[i] != "--"; ++i) {
     // A value of the worker's own option is a colon, too: `--sep : --epochs 3`, `cut -d : -f 1 FILE`.
-    static constexpr std::array<std::string_view, 9> kOfMpirun = {"-n",    "-np",    "--np", "-c", "--n",
-                                                                  "-host", "--host", "-H",   "-x"};
-    return !(&word)[-1].starts_with('-') || std::ranges::count(kOfMpirun, *next) > 0;
-  };
-  if (std::none_of(words.begin() + 1, end, begins_program)) return;
-  diagnostics.fail(
-      "the word : begins another program in mpirun, and ddplaunch has one worker for all ranks; start a "
-      "script that chooses by RANK; if the : belongs to " +
-      first + ", write -- before " + first);
+    const bool is_value = words[i - 1].starts_with('-') && std::ranges::count(kOfMpirun, words[i + 1]) == 0;
+    if (words[i] == ":" && !is_value)
+      return diagnostics.fail(
+          "the word : begins another program in mpirun, and ddplaunch has one worker for all ranks; start a "
+          "script that chooses by RANK; if the : belongs to " +
+          first + ", write -- before " + first);
+  }
 }
 
 void read_command(JobOptions& options, Diagnostics& diagnostics) {
