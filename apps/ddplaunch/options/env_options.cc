@@ -26,8 +26,8 @@ void note_lost_value(const std::string& where, std::string_view name, Diagnostic
   const std::string_view instead = name == "MASTER_ADDR"   ? "; choose it with --network"
                                    : name == "MASTER_PORT" ? "; choose it with --master-port"
                                                            : "";
-  diagnostics.note("warning: " + where + std::string(name) +
-                   " has no effect: ddplaunch sets this variable for each worker" + std::string(instead));
+  diagnostics.note("warning: ", where, name, " has no effect: ddplaunch sets this variable for each worker",
+                   instead);
 }
 
 // Reads a value as the shell does in which DeepSpeed exports it: quotes, a backslash, ~, $NAME and ${NAME}.
@@ -83,7 +83,7 @@ void ShellValue::read() {
       value += c;
     }
   }
-  if (quote != '\0') literal = std::string("the quote ") + quote + " is not closed";
+  if (quote != '\0') literal = concat("the quote ", quote, " is not closed");
 }
 
 void ShellValue::read_variable() {
@@ -111,12 +111,12 @@ void set_shell_value(std::string_view name, std::string_view text, const std::st
     const std::string* earlier = launcher::find_env(vars, wanted);
     return earlier != nullptr ? earlier : launcher::find_env(env, wanted);
   });
-  const std::string whose = "warning: " + location + "the value of " + std::string(name);
+  const std::string whose = concat("warning: ", location, "the value of ", name);
   if (!read.literal.empty()) {
-    diagnostics.note(whose + " stays as it is written: " + read.literal +
-                     "; write the result, or use --setup 'export " + std::string(name) + "=…'");
+    diagnostics.note(whose, " stays as it is written: ", read.literal,
+                     "; write the result, or use --setup 'export ", name, "=…'");
   } else if (!read.unset.empty()) {
-    diagnostics.note(whose + " has an unset variable, which counts as empty: " + join(read.unset, ", ") +
+    diagnostics.note(whose, " has an unset variable, which counts as empty: ", join(read.unset, ", "),
                      " (variables are those of this machine; --setup reads those of the node)");
   }
   launcher::set_env(vars, name, read.literal.empty() ? std::string_view(read.value) : text);
@@ -142,7 +142,7 @@ void read_env_text(std::string_view text, const std::string& file, const launche
     line.remove_prefix(begin);
     const std::size_t equals = line.find('=');
     const std::string_view name = line.substr(0, equals);
-    const std::string location = file + ':' + std::to_string(number) + ':' + std::to_string(begin + 1) + ": ";
+    const std::string location = concat(file, ':', number, ':', begin + 1, ": ");
     if (line.starts_with("export ")) {
       diagnostics.fail(location + "this file is not read by a shell; write NAME=VALUE without export");
     } else if (equals == std::string_view::npos) {
@@ -150,7 +150,7 @@ void read_env_text(std::string_view text, const std::string& file, const launche
     } else if (!is_variable_name(name)) {
       diagnostics.fail(location + "the text before '=' is not the name of an environment variable");
     } else if (line.find('\0') != std::string_view::npos) {
-      diagnostics.fail(location + "the value of " + std::string(name) + " has a zero byte");
+      diagnostics.fail(location, "the value of ", name, " has a zero byte");
     } else {
       if (shell != nullptr) {
         set_shell_value(name, line.substr(equals + 1), location, *shell, vars, diagnostics);
@@ -199,7 +199,7 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
   if (!given) {
     const std::string why = given.error().text;
     for (const std::string_view line : split(why, '\n'))
-      diagnostics.fail(std::string(line));
+      diagnostics.fail(line);
   } else {
     for (const auto& [name, value] : *given) {
       if (is_variable_name(name)) {

@@ -93,14 +93,14 @@ ParsedHosts hosts_of_scheduler(const ProcessContext& context, Diagnostics& diagn
   if (!context.variable(kSlurmList).empty()) return hosts_of_slurm(context, diagnostics);
   std::string wanted = kSlurmList;
   for (const SchedulerSource& source : kSources) {
-    wanted += std::string(", ") + source.variable;
+    wanted += concat(", ", source.variable);
     const std::string value = context.variable(source.variable);
     if (value.empty()) continue;
     if (!source.is_file) return source.read(value, source.variable);
     const auto text = context.read_file(value);
     if (text) return source.read(*text, value);
-    return no_hosts(std::string("--hosts-from env: the file that ") + source.variable +
-                    " names: " + text.error().text);
+    return no_hosts(
+        concat("--hosts-from env: the file that ", source.variable, " names: ", text.error().text));
   }
   return no_hosts("--hosts-from env: no variable of a scheduler names hosts; searched for " + wanted);
 }
@@ -163,9 +163,9 @@ void check_spares(std::size_t nodes, JobSpec& spec, Diagnostics& diagnostics) {
   const auto spares = static_cast<std::size_t>(spec.spares);
   if (spares == 0 || spec.hosts.size() >= nodes + spares) return;
   diagnostics.fail(
-      "--spares " + std::to_string(spares) + ": with " + counted(nodes, "node") + " there must be " +
-      std::to_string(nodes + spares) + " hosts, and there " +
-      (spec.hosts.size() == 1 ? "is only this one" : "are only " + std::to_string(spec.hosts.size())));
+      "--spares ", spares, ": with ", counted(nodes, "node"), " there must be ", nodes + spares,
+      " hosts, and there ",
+      spec.hosts.size() == 1 ? "is only this one" : "are only " + std::to_string(spec.hosts.size()));
   spec.spares = 0;
 }
 
@@ -176,7 +176,7 @@ bool check_nnodes(const JobOptions& options, Diagnostics& diagnostics) {
   const std::string asked = nnodes_text(*options.written.nnodes);
   if (!options.lists_hosts() && !options.job.spec.per_node) {
     diagnostics.fail(
-        asked +
+        asked,
         " needs hosts: --hostfile FILE or --host LIST names them; without, there is only this machine; or "
         "start one ddplaunch on each node, with --node-rank and --master-addr (docs/users/per_node.md)");
   } else {
@@ -209,7 +209,7 @@ std::string total_text(const WrittenValues& written) {
 void share_evenly(long long total, const std::string& what, JobSpec& spec, Diagnostics& diagnostics) {
   const auto nodes = static_cast<long long>(hosts_used(spec));
   if (total % nodes != 0) {
-    diagnostics.fail(what + " is the total and cannot be divided evenly among " + std::to_string(nodes) +
+    diagnostics.fail(what, " is the total and cannot be divided evenly among ", nodes,
                      " machines; correct it, or remove it and give each host slots= in the hostfile");
   } else if (!procs_into(spec.nproc)(std::to_string(total / nodes)).empty()) {
     diagnostics.fail(what + ": more than 65535 workers on each machine");
@@ -225,7 +225,7 @@ void fill_slots(long long total, const std::string& what, JobSpec& spec, Diagnos
     const std::optional<int> slots = usable_slots(host);
     if (!slots) without.push_back(listed(host));
     if (!slots || rest == 0) continue;
-    full.push_back(listed(host) + " has " + std::to_string(*slots));
+    full.push_back(concat(listed(host), " has ", *slots));
     host.slots = static_cast<int>(std::min<long long>(rest, *slots));
     rest -= *host.slots;
     ++used;
@@ -234,8 +234,8 @@ void fill_slots(long long total, const std::string& what, JobSpec& spec, Diagnos
     diagnostics.fail(what + " fills the slots of the hosts, but these have no slots=: " +
                      join_some(without, kMaxNamed) + "; give each host slots=, or none");
   } else if (rest > 0) {
-    diagnostics.fail(what + " is more than the " + std::to_string(total - rest) +
-                     " slots of the hosts: " + join_some(full, kMaxNamed) + kFewer);
+    diagnostics.fail(what, " is more than the ", total - rest,
+                     " slots of the hosts: ", join_some(full, kMaxNamed), kFewer);
   }
   spec.max_nodes = used;
 }
@@ -275,8 +275,8 @@ void give_devices(const AccelerateConfig& config, JobSpec& spec, Diagnostics& di
   }
   if (!used || spec.nproc.oversubscribe || spec.nproc.rule != ProcsRule::kNumber) return;
   if (spec.nproc.number <= static_cast<int>(count)) return;
-  diagnostics.fail(config.devices_place + "gpu_ids names " + counted(count, "device") +
-                   ", but each machine gets " + std::to_string(spec.nproc.number) +
+  diagnostics.fail(config.devices_place, "gpu_ids names ", counted(count, "device"),
+                   ", but each machine gets ", spec.nproc.number,
                    " workers; name one for each, or add --oversubscribe");
 }
 
@@ -290,15 +290,15 @@ void check_slots(const JobOptions& options, Diagnostics& diagnostics) {
   for (std::size_t i = 0; i < used; ++i) {
     const remote::Host& host = spec.hosts[i];
     if (host.max_slots && spec.nproc.number > *host.max_slots) {
-      over_limit.push_back(listed(host) + " has " + std::to_string(*host.max_slots));
+      over_limit.push_back(concat(listed(host), " has ", *host.max_slots));
     } else if (host.slots && spec.nproc.number > *host.slots && !spec.nproc.oversubscribe) {
-      over_slots.push_back(listed(host) + " has " + std::to_string(*host.slots));
+      over_slots.push_back(concat(listed(host), " has ", *host.slots));
     }
   }
-  const std::string number = std::to_string(spec.nproc.number);
+  const int number = spec.nproc.number;
   const std::string asked = options.written.ntasks
-                                ? total_text(options.written) + ", " + number + " on each host,"
-                                : "--nproc-per-node " + number;
+                                ? concat(total_text(options.written), ", ", number, " on each host,")
+                                : concat("--nproc-per-node ", number);
   if (!over_slots.empty()) {
     diagnostics.fail(asked + " is more than the slots: " + join_some(over_slots, kMaxNamed) + kFewer);
   }
@@ -376,8 +376,8 @@ void read_host_history(JobOptions& options, const ProcessContext& context, Diagn
   }
   const bool asked = options.written.avoid_bad_hosts || options.job.history || !options.job.forget.empty();
   if (asked && spec.host_history.empty())
-    diagnostics.fail("there is no host history: " +
-                     std::string(given.empty() ? "HOME is not set" : "--host-history is none"));
+    diagnostics.fail("there is no host history: ",
+                     given.empty() ? "HOME is not set" : "--host-history is none");
   // The nodes of per-node mode come by themselves, and have no names before.
   if (spec.host_history.empty() || spec.per_node) return;
   const auto history = context.read_host_history(spec.host_history);

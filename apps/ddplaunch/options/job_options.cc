@@ -692,9 +692,8 @@ namespace {
 void check_streams(const launcher::StreamChoice& choice, const char* option, int workers,
                    Diagnostics& diagnostics) {
   if (workers == 0 || choice.by_local.empty() || choice.by_local.rbegin()->first < workers) return;
-  diagnostics.fail(std::string(option) + ": there is no local rank " +
-                   std::to_string(choice.by_local.rbegin()->first) + " with --nproc-per-node " +
-                   std::to_string(workers));
+  diagnostics.fail(option, ": there is no local rank ", choice.by_local.rbegin()->first,
+                   " with --nproc-per-node ", workers);
 }
 
 }  // namespace

@@ -24,12 +24,9 @@ constexpr unsigned long long kMaxTasks = 1'000'000;
 constexpr unsigned long long kMaxId = std::numeric_limits<std::uint32_t>::max();
 constexpr char kNodeList[] = "SLURM_STEP_NODELIST";
 
-Error other_step(std::string text) {
-  text +=
-      "; the variables belong to different jobs or steps. Unset SLURM_STEP_NUM_TASKS if srun has not started "
-      "this program";
-  return Error{ErrorCode::kUsage, std::move(text)};
-}
+constexpr char kOtherStep[] =
+    "; the variables belong to different jobs or steps. Unset SLURM_STEP_NUM_TASKS if srun has not started "
+    "this program";
 
 }  // namespace
 
@@ -54,16 +51,16 @@ std::optional<int> SlurmStep::node_rank() const {
 }
 
 Result<std::string> SlurmStep::first_node() const {
-  if (node_list.empty()) return Error{ErrorCode::kUsage, std::string(kNodeList) + " is not set"};
+  if (node_list.empty()) return usage_error(kNodeList, " is not set");
   auto names = remote::expand_node_list(node_list, kNodeList);
-  if (!names) return Error{ErrorCode::kUsage, to_text(names.error().list.front())};
-  const std::string list = std::string(kNodeList) + '=' + node_list;
+  if (!names) return usage_error(to_text(names.error().list.front()));
+  const std::string list = concat(kNodeList, '=', node_list);
   if (names->size() != nodes)
-    return other_step(list + " names " + std::to_string(names->size()) +
-                      " nodes, but SLURM_STEP_NUM_NODES is " + std::to_string(nodes));
+    return usage_error(list, " names ", names->size(), " nodes, but SLURM_STEP_NUM_NODES is ", nodes,
+                       kOtherStep);
   const auto rank = node_rank();
   if (rank && !node_name.empty() && (*names)[static_cast<std::size_t>(*rank)] != node_name)
-    return other_step("SLURMD_NODENAME=" + node_name + " is not node " + node_id + " of " + list);
+    return usage_error("SLURMD_NODENAME=", node_name, " is not node ", node_id, " of ", list, kOtherStep);
   return std::move(names->front());
 }
 
@@ -188,8 +185,9 @@ class NodeOptionReader {
   bool read_address(PerNode& given);
   bool read_rank(PerNode& given);
   bool read_port(PerNode& given);
-  bool fail(const std::string& text) {
-    diagnostics_.fail(text);
+  template <class... Parts>
+  bool fail(const Parts&... parts) {
+    diagnostics_.fail(parts...);
     return false;
   }
   /// Returns the name and the value of an option, else of a variable. The value is empty if there is none.
@@ -256,8 +254,7 @@ void NodeOptionReader::pods() {
   if (!number) return diagnostics_.fail("RANK=" + rank + ": give the rank of this node, a whole number");
   written_.node_rank = static_cast<int>(*number);
   if (!written_.nnodes) written_.nnodes = NodeCounts{*size, *size};
-  diagnostics_.note("RANK=" + rank + " and WORLD_SIZE=" + std::to_string(*size) +
-                    " are set here: this is one of " + std::to_string(nodes()) +
+  diagnostics_.note("RANK=", rank, " and WORLD_SIZE=", *size, " are set here: this is one of ", nodes(),
                     " nodes, each with its own ddplaunch; --launcher local runs on this machine only");
 }
 
@@ -269,8 +266,8 @@ bool NodeOptionReader::step_nodes() {
   if (written_.nnodes && written_.nnodes->min <= started && written_.nnodes->max + spares >= started)
     return true;
   std::string asked = written_.nnodes ? nnodes_text(*written_.nnodes) : "";
-  if (spares > 0) asked += (asked.empty() ? "" : " with ") + ("--spares " + std::to_string(spares));
-  return fail(asked + ": srun has started this program on " + std::to_string(started) +
+  if (spares > 0) asked += concat(asked.empty() ? "" : " with ", "--spares ", spares);
+  return fail(asked, ": srun has started this program on ", started,
               " nodes; omit the option, or start as many nodes with srun --nodes; --launcher local "
               "runs on this machine only");
 }
@@ -280,9 +277,9 @@ bool NodeOptionReader::step_rank() {
   const auto rank = step_.node_rank();
   const std::string number = written_.node_rank ? std::to_string(*written_.node_rank) : variable("NODE_RANK");
   if (number.empty() && !rank) {
-    return fail((step_.node_id.empty() ? std::string("SLURM_NODEID is not set")
-                                       : "SLURM_NODEID=" + step_.node_id + " is not one of the " +
-                                             std::to_string(step_.nodes) + " nodes of this Slurm step") +
+    return fail(step_.node_id.empty() ? "SLURM_NODEID is not set"
+                                      : concat("SLURM_NODEID=", step_.node_id, " is not one of the ",
+                                               step_.nodes, " nodes of this Slurm step"),
                 "; give --node-rank N, a different one on each node");
   }
   if (number.empty()) written_.node_rank = rank;
@@ -301,9 +298,7 @@ bool NodeOptionReader::step_rank() {
 bool NodeOptionReader::step_address() {
   if (!master_given()) {
     auto first = step_.first_node();
-    if (!first) {
-      return fail(first.error().text + "; set MASTER_ADDR to name node 0 yourself");
-    }
+    if (!first) return fail(first.error().text, "; set MASTER_ADDR to name node 0 yourself");
     written_.master_addr = std::move(*first);
   }
   if (written_.master_port || written_.rdzv_endpoint || !variable("MASTER_PORT").empty()) return true;
@@ -323,7 +318,7 @@ bool NodeOptionReader::take_endpoint() {
                 " name different hosts; both give the address of node 0, so omit one of them");
   }
   if (written_.master_port && port && *written_.master_port != *port) {
-    return fail("--master-port " + std::to_string(*written_.master_port) + " and --rdzv-endpoint " + text +
+    return fail("--master-port ", *written_.master_port, " and --rdzv-endpoint ", text,
                 " name different ports; omit one of them");
   }
   if (!written_.master_port) written_.master_port = port.value_or(kEndpointPort);
@@ -362,11 +357,11 @@ bool NodeOptionReader::read_address(PerNode& given) {
       given.master_addr.find('/') == std::string::npos) {
     std::optional<RendezvousEndpoint> endpoint;
     const std::string problem = endpoint_into(endpoint)(given.master_addr);
-    return fail(where + ": give the address alone, without " +
-                (endpoint && endpoint->port ? "port: --master-addr " + endpoint->host + " --master-port " +
-                                                  std::to_string(*endpoint->port)
-                                            : "port and brackets") +
-                (problem.empty() ? "" : "; " + problem.substr(2)));
+    return fail(where, ": give the address alone, without ",
+                endpoint && endpoint->port
+                    ? concat("port: --master-addr ", endpoint->host, " --master-port ", *endpoint->port)
+                    : "port and brackets",
+                problem.empty() ? "" : "; " + problem.substr(2));
   }
   const std::string problem = host_problem(given.master_addr);
   return problem.empty() || fail(where + problem);
@@ -378,8 +373,8 @@ bool NodeOptionReader::read_rank(PerNode& given) {
   if (text.empty()) return true;
   const auto number = number_in(text);
   if (!number || *number >= static_cast<unsigned long long>(given.nodes)) {
-    return fail(name + " " + text + ": give a whole number from 0 to " + std::to_string(given.nodes - 1) +
-                ", a different one on each of the " + std::to_string(given.nodes) + " nodes");
+    return fail(name, ' ', text, ": give a whole number from 0 to ", given.nodes - 1,
+                ", a different one on each of the ", given.nodes, " nodes");
   }
   given.rank = static_cast<int>(*number);
   return true;
@@ -413,9 +408,9 @@ std::optional<PerNode> NodeOptionReader::read() {
   given.in_slurm = true;
   if (!options_.given("--job-id") && step_.port()) given.link_job = "slurm-" + step_.name();
   if (given.rank == 0) {
-    diagnostics_.note("in Slurm step " + step_.name() + ": each of its " + std::to_string(step_.nodes) +
-                      " nodes has its own ddplaunch, and they meet at " + given.master_addr + " port " +
-                      std::to_string(given.port) + "; --launcher local runs on this machine only");
+    diagnostics_.note("in Slurm step ", step_.name(), ": each of its ", step_.nodes,
+                      " nodes has its own ddplaunch, and they meet at ", given.master_addr, " port ",
+                      given.port, "; --launcher local runs on this machine only");
   }
   return given;
 }

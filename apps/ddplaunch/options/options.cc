@@ -143,8 +143,7 @@ void read_ports(JobOptions& options, Diagnostics& diagnostics) {
   if (!spec.port_range || spec.master_port == 0) return;
   const auto [low, high] = *spec.port_range;
   if (spec.master_port >= low && spec.master_port <= high) return;
-  diagnostics.fail("--master-port " + std::to_string(spec.master_port) + " is not in --port-range " +
-                   std::to_string(low) + '-' + std::to_string(high) +
+  diagnostics.fail("--master-port ", spec.master_port, " is not in --port-range ", low, '-', high,
                    "; omit one of them, or use matching values");
 }
 
@@ -158,8 +157,7 @@ void read_start(JobOptions& options, const ProcessContext& context, Diagnostics&
       diagnostics.fail("--ssh-config " + text.error().text);
   }
   if (spec.store_allow.size() > kMaxStoreAllow)
-    diagnostics.fail("--store-allow is given " + std::to_string(spec.store_allow.size()) +
-                     " times; at most " + std::to_string(kMaxStoreAllow) +
+    diagnostics.fail("--store-allow is given ", spec.store_allow.size(), " times; at most ", kMaxStoreAllow,
                      " are possible; name networks (10.1.0.0/16)");
   spec.push = !options.given("--no-push") && !spec.per_node;
   read_ports(options, diagnostics);
@@ -270,8 +268,7 @@ void read_worker(JobOptions& options, const ProcessContext& context, Diagnostics
   spec.stdin_to_rank0 =
       options.written.stdin_to_rank0.value_or(context.stdin_has_data && hosts_option == nullptr);
   if (hosts_option != nullptr && spec.stdin_to_rank0) {
-    diagnostics.fail("--stdin 0 cannot be used with " + std::string(hosts_option) +
-                     " -, which reads standard input");
+    diagnostics.fail("--stdin 0 cannot be used with ", hosts_option, " -, which reads standard input");
   }
 }
 
@@ -330,8 +327,8 @@ void read_job(JobOptions& options, const ProcessContext& context, Diagnostics& d
     spec.job_dir = directories.front() + '/' + name;
   } else if (options.job.verb == Verb::kRun && !joins) {  // the others write no files
     const bool unset = context.variable("HOME").empty();
-    diagnostics.note(std::string(unset ? "HOME is not set" : "HOME is not an absolute path") +
-                     "; the job's files are in " + spec.fallback_job_dir);
+    diagnostics.note(unset ? "HOME is not set" : "HOME is not an absolute path", "; the job's files are in ",
+                     spec.fallback_job_dir);
     spec.job_dir = spec.fallback_job_dir;
   }
 }

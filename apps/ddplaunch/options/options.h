@@ -26,7 +26,9 @@ struct Diagnostics {
   std::vector<std::string> notes;
   std::vector<std::string> advice;  ///< facts that help to understand the errors
 
-  void fail(const std::string& text) {
+  template <class... Parts>
+  void fail(const Parts&... parts) {
+    const std::string text = concat(parts...);
     errors.push_back("ddplaunch: " + one_line(text) + invisible_hint(text));
   }
   std::vector<std::string> all_errors() const {
@@ -35,7 +37,10 @@ struct Diagnostics {
       all.push_back("ddplaunch: " + one_line(text));
     return all;
   }
-  void note(const std::string& text) { notes.push_back("ddplaunch: " + one_line(text)); }
+  template <class... Parts>
+  void note(const Parts&... parts) {
+    notes.push_back("ddplaunch: " + one_line(concat(parts...)));
+  }
 };
 
 /// What to do. kRun, kCheck and kHosts are about a job that the options describe, the others about one that
