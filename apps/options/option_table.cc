@@ -559,10 +559,10 @@ bool OptionScanner::takes_value(std::string_view name) const {
 }
 
 bool OptionScanner::scan() {
-  while (next_ < args_.size()) {
-    const std::string& word = args_[next_];
+  while (next < args_.size()) {
+    const std::string& word = args_[next];
     if (word == "--" || word.size() < 2 || word.front() != '-') return true;
-    ++next_;
+    ++next;
     if (!read_option(word)) return false;
   }
   return true;
@@ -571,10 +571,10 @@ bool OptionScanner::scan() {
 // Returns false if the words behind the option are ambiguous.
 bool OptionScanner::read_option(const std::string& word) {
   WrittenOption written = take_apart(word);
-  given_.push_back(written.name);
+  given.push_back(written.name);
   if (const Option* option = table_.find(written.name); option != nullptr) {
     if (std::ranges::count(split_names(option->names), written.name) == 0)
-      given_.push_back(written.name = name_in_messages(*option));
+      given.push_back(written.name = name_in_messages(*option));
     read_ours(std::move(written));
     return true;
   }
@@ -593,8 +593,8 @@ bool OptionScanner::is_option(const std::string& word) const {
 // If an option stands where a value is expected, the value was forgotten. Any value behind '=' is intended.
 bool OptionScanner::take_value(WrittenOption& written) {
   if (written.value) return true;
-  if (next_ < args_.size() && !is_option(args_[next_])) {
-    written.value = args_[next_++];
+  if (next < args_.size() && !is_option(args_[next])) {
+    written.value = args_[next++];
     return true;
   }
   const Option* option = table_.find(written.name);
@@ -608,36 +608,36 @@ void OptionScanner::read_ours(WrittenOption written) {
   if (!option.takes_value()) return read_flag(std::move(written));
   if (option.least_values() > 1) return read_several(option, std::move(written));
   const bool optional = option.may_omit_value();
-  const bool omitted = !written.value && (next_ == args_.size() || args_[next_].starts_with('-'));
-  if (optional && omitted) return words_.push_back(written.name);
+  const bool omitted = !written.value && (next == args_.size() || args_[next].starts_with('-'));
+  if (optional && omitted) return words.push_back(written.name);
   if (!take_value(written)) return;
   if (written.value->empty() && !option.takes_empty) return fail(written.text + " has an empty value");
-  if (optional) return words_.push_back(written.name + '=' + *written.value);
-  words_.push_back(written.name);
-  words_.push_back(std::move(*written.value));
+  if (optional) return words.push_back(written.name + '=' + *written.value);
+  words.push_back(written.name);
+  words.push_back(std::move(*written.value));
 }
 
 void OptionScanner::read_flag(WrittenOption written) {
   const bool off = written.value == "false";
   if (written.value && !off && *written.value != "true")
     return fail(written.text + '=' + *written.value + ": give true, false, or no value");
-  std::vector<std::string>& others = off ? words_ : off_;
+  std::vector<std::string>& others = off ? words : switched_off;
   if (std::find(others.begin(), others.end(), written.name) != others.end())
     return fail(written.text + " is switched on and off");
-  (off ? off_ : words_).push_back(written.name);
+  (off ? switched_off : words).push_back(written.name);
 }
 
 void OptionScanner::read_several(const Option& option, WrittenOption written) {
   std::vector<std::string> values;
   if (written.value) values.push_back(std::move(*written.value));
-  while (next_ < args_.size() && (option.takes_all_words() || values.size() < option.least_values()) &&
-         !is_option(args_[next_]))
-    values.push_back(args_[next_++]);
+  while (next < args_.size() && (option.takes_all_words() || values.size() < option.least_values()) &&
+         !is_option(args_[next]))
+    values.push_back(args_[next++]);
   if (values.size() < option.least_values())
     return fail(written.text + " needs " + std::to_string(option.least_values()) +
                 " values: " + written.text + " " + option.value);
-  words_.push_back(written.name);
-  words_.insert(words_.end(), values.begin(), values.end());
+  words.push_back(written.name);
+  words.insert(words.end(), values.begin(), values.end());
 }
 
 void OptionScanner::read_other(const CompatibilityOption& other, WrittenOption written) {
@@ -645,18 +645,18 @@ void OptionScanner::read_other(const CompatibilityOption& other, WrittenOption w
   if (other.takes_value && !take_value(written)) return;
   if (!other.takes_value && written.value) return fail(written.text + " takes no value");
   if (other.status == SupportStatus::kRenamed) {
-    given_.emplace_back(other.text);
-    return void(words_.insert(words_.end(), {std::string(other.text), std::string(other.value)}));
+    given.emplace_back(other.text);
+    return void(words.insert(words.end(), {std::string(other.text), std::string(other.value)}));
   }
   const std::string reason = ": " + std::string(other.text);
-  if (!refused) return notes_.push_back(written.text + " has no effect" + reason);
+  if (!refused) return notes.push_back(written.text + " has no effect" + reason);
   const std::size_t blank = std::min(other.value.find(' '), other.value.size());
   const bool is_accepted =
       other.takes_value && blank > 0 && lower_case(*written.value) == other.value.substr(0, blank);
   if (!is_accepted) return fail(written.text + " is not an option of " + program_ + reason);
   if (blank == other.value.size()) return;
   const std::string option(other.value.substr(blank + 1));
-  words_.insert(words_.end(), {option.substr(0, option.find(' ')), option.substr(option.find(' ') + 1)});
+  words.insert(words.end(), {option.substr(0, option.find(' ')), option.substr(option.find(' ') + 1)});
 }
 
 std::string_view OptionScanner::suggestion(const WrittenOption& written) const {
@@ -680,7 +680,7 @@ bool OptionScanner::read_unknown(const WrittenOption& written) {
     return written.value.has_value();
   }
   fail("unknown option " + written.text + "; did you mean " + std::string(meant) + "?");
-  if (takes_value(meant) && !written.value && next_ < args_.size() && !is_option(args_[next_])) ++next_;
+  if (takes_value(meant) && !written.value && next < args_.size() && !is_option(args_[next])) ++next;
   return true;
 }
 
@@ -689,20 +689,19 @@ std::vector<std::string> parse_arguments(const std::string& program, const std::
   OptionScanner scanner(program, args, table);
   std::vector<std::string> others;
   for (bool only_others = false; only_others || scanner.scan();) {
-    if (scanner.next() >= args.size()) break;
-    const std::string& word = args[scanner.next()];
-    scanner.skip();
+    if (scanner.next >= args.size()) break;
+    const std::string& word = args[scanner.next++];
     if (word == "--" && !only_others) {
       only_others = true;
     } else {
       others.push_back(word);
     }
   }
-  std::vector<std::string> errors = scanner.errors();
+  std::vector<std::string> errors = scanner.errors;
   for (std::size_t at = table.positionals(); at < others.size(); ++at)
     errors.push_back("unexpected word \"" + others[at] + "\"; " + program + " --help lists all options");
   others.resize(std::min(others.size(), table.positionals()));
-  std::vector<std::string> words = scanner.words();
+  std::vector<std::string> words = scanner.words;
   words.emplace_back("--");  // a word behind it may begin with a dash
   words.insert(words.end(), others.begin(), others.end());
   std::vector<std::string> of_values = table.fill(words);

@@ -307,18 +307,15 @@ class OptionScanner {
   /// Reads options up to the next other word, `--`, or the end. Returns false if an unknown option hides
   /// where the options end.
   bool scan();
-  /// The index of the first argument that scan() has not read.
-  std::size_t next() const { return next_; }
-  void skip() { ++next_; }
 
-  const std::vector<std::string>& words() const { return words_; }  ///< input of OptionTable::fill
+  // What scan() has found.
+  std::size_t next = 0;            ///< index of the first argument that it has not read, and goes on with
+  std::vector<std::string> words;  ///< input of OptionTable::fill
   /// Names of the options as written, dashes only; behind an other name that of this program.
-  const std::vector<std::string>& given() const { return given_; }
-  /// Names of the flags that are given as FLAG=false.
-  const std::vector<std::string>& switched_off() const { return off_; }
-  const std::vector<std::string>& errors() const { return errors_; }
-  /// Options of other programs that have no effect.
-  const std::vector<std::string>& notes() const { return notes_; }
+  std::vector<std::string> given;
+  std::vector<std::string> switched_off;  ///< names of the flags that are given as FLAG=false
+  std::vector<std::string> errors;
+  std::vector<std::string> notes;  ///< options of other programs that have no effect
 
  private:
   bool read_option(const std::string& word);
@@ -334,19 +331,13 @@ class OptionScanner {
   bool takes_value(std::string_view name) const;
   const CompatibilityOption* find_other(std::string_view name) const;
   std::string_view suggestion(const WrittenOption& written) const;
-  void fail(std::string text) { errors_.push_back(std::move(text)); }
+  void fail(std::string text) { errors.push_back(std::move(text)); }
 
   std::string program_;
   const std::vector<std::string>& args_;
   const OptionTable& table_;
   std::span<const CompatibilityOption> others_;
   std::string hint_;
-  std::size_t next_ = 0;
-  std::vector<std::string> words_;
-  std::vector<std::string> given_;
-  std::vector<std::string> off_;
-  std::vector<std::string> errors_;
-  std::vector<std::string> notes_;
 };
 
 /// Parses a whole command line without words of another program: options, and as many other words as `table`

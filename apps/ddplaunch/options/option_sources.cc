@@ -94,23 +94,23 @@ CommandLine scan_command_line(const std::vector<std::string>& args, const Option
   CommandLine line;
   line.scanned_all = scanner.scan();
   if (line.scanned_all) {
-    line.separated = scanner.next() < args.size() && args[scanner.next()] == "--";
-    if (line.separated) scanner.skip();
-    line.worker.assign(args.begin() + static_cast<std::ptrdiff_t>(scanner.next()), args.end());
+    line.separated = scanner.next < args.size() && args[scanner.next] == "--";
+    if (line.separated) ++scanner.next;
+    line.worker.assign(args.begin() + static_cast<std::ptrdiff_t>(scanner.next), args.end());
   }
-  line.read_all = scanner.errors().empty();
-  line.given = scanner.given();
-  const std::vector<std::string>& words = scanner.words();
+  line.read_all = scanner.errors.empty();
+  line.given = scanner.given;
+  const std::vector<std::string>& words = scanner.words;
   for (std::size_t i = 0; i < words.size(); ++i) {
     GivenOption& option =
         line.options.emplace_back(GivenOption{.name = words[i], .value = "", .origin = origin});
     if (table.takes_value(option.name)) option.value = words.at(++i);
   }
-  for (const std::string& name : scanner.switched_off())
+  for (const std::string& name : scanner.switched_off)
     line.options.push_back({.name = name, .value = "", .origin = origin, .is_false = true});
-  for (const std::string& error : scanner.errors())
+  for (const std::string& error : scanner.errors)
     diagnostics.fail(error);
-  for (const std::string& note : scanner.notes())
+  for (const std::string& note : scanner.notes)
     diagnostics.note(note);
   return line;
 }
