@@ -27,12 +27,12 @@ struct EnvKey {
 /// A section whose keys become variables by a rule: a prefix and the key in upper case.
 struct Section {
   std::string_view name;
-  std::string_view key_prefix;  ///< optional prefix of a key, removed from the variable's name
-  std::string_view variables;
-  Spelling spelling;
-  std::string_view switched_on;  ///< set to "true" when the section applies; empty: no such variable
-  std::string_view type{};       ///< the distributed_type that makes it apply; empty: it applies if it has
-                                 ///< keys
+  std::string_view key_prefix{};  ///< optional prefix of a key, removed from the variable's name
+  std::string_view variables{};
+  Spelling spelling = Spelling::kPython;
+  std::string_view switched_on{};  ///< set to "true" when the section applies; empty: no such variable
+  std::string_view type{};         ///< the distributed_type that makes it apply; empty: it applies if it has
+                                   ///< keys
 };
 
 // The possible content of a file of `accelerate config` (accelerate 1.x, commands/config/config_args.py).
@@ -61,6 +61,9 @@ constexpr std::array kSections = {
     Section{"parallelism_config", "parallelism_config_", "PARALLELISM_CONFIG_", Spelling::kPython,
             "ACCELERATE_USE_PARALLELISM_CONFIG"},
 };
+/// Its keys become variables by kDeepSpeedKeys.
+constexpr Section kDeepSpeed{
+    .name = "deepspeed_config", .switched_on = "ACCELERATE_USE_DEEPSPEED", .type = "DEEPSPEED"};
 
 /// The keys of the file itself, besides the sections.
 constexpr std::array<std::string_view, 29> kKeys = {
@@ -100,21 +103,17 @@ class AccelerateReader {
  private:
   using Pair = YAML::const_iterator::value_type;
 
-  void fail(const YAML::Node& node, const std::string& text) { diagnostics_.fail(location(node) + text); }
+  void fail(const YAML::Node& node, const std::string& text) { diagnostics_.fail(location(node), text); }
   void note(const std::string& text) { diagnostics_.note(file_ + ": " + text); }
   std::string location(const YAML::Node& node) const { return yaml_location(file_, node); }
-  YAML::Node given(const char* key) const {  ///< undefined if it is missing or empty
-    const YAML::Node& root = root_;          // the const operator adds nothing
-    const YAML::Node node = root[key];
+  YAML::Node given(std::string_view key) const {  ///< undefined if it is missing or empty
+    const YAML::Node& root = root_;               // the const operator adds nothing
+    const YAML::Node node = root[std::string(key)];
     return node && !node.IsNull() ? node : YAML::Node(YAML::NodeType::Undefined);
   }
   void option(const std::string& name, const std::string& value, const std::string& key) {
     config_.words.push_back(name + '=' + value);
-    taken_ += (taken_.empty() ? "" : ", ") + name + '=' + value + " (" + key + ')';
-  }
-  // The file may hold sections of an earlier choice.
-  void note_other_type(const std::string& section) {
-    note(section + " has no effect with distributed_type " + type_);
+    taken_.push_back(config_.words.back() + " (" + key + ')');
   }
   void set(std::string_view name, std::string_view value) { launcher::set_env(config_.env, name, value); }
   bool is_on(const char* key);
@@ -127,6 +126,7 @@ class AccelerateReader {
   void read_output_paths();
   void read_precision();
   void read_switches();
+  YAML::Node keys_of(const Section& section);
   void read_section(const Section& section);
   void read_deepspeed();
   void read_deepspeed_hosts(const YAML::Node& section);
@@ -135,8 +135,8 @@ class AccelerateReader {
   AccelerateConfig& config_;
   Diagnostics& diagnostics_;
   YAML::Node root_;
-  std::string type_;   ///< distributed_type
-  std::string taken_;  ///< options, for one notice
+  std::string type_;                ///< distributed_type
+  std::vector<std::string> taken_;  ///< options, for one notice
 };
 
 std::optional<long long> AccelerateReader::number(const char* key) {
@@ -146,7 +146,7 @@ std::optional<long long> AccelerateReader::number(const char* key) {
     if (node.Scalar() == "-1") return -1;
     if (const auto value = whole_number(node.Scalar(), 10'000'000)) return static_cast<long long>(*value);
   }
-  fail(node, std::string(key) + " must be a whole number");
+  fail(node, concat(key, " must be a whole number"));
   return std::nullopt;
 }
 
@@ -157,7 +157,7 @@ bool AccelerateReader::is_on(const char* key) {
   const std::string text = node.IsScalar() ? lower_case(node.Scalar()) : "?";
   if (text == "true" || text == "1") return true;
   if (text != "false" && text != "no" && text != "0" && !text.empty())
-    fail(node, std::string(key) + " must be true or false");
+    fail(node, concat(key, " must be true or false"));
   return false;
 }
 
@@ -179,7 +179,7 @@ void AccelerateReader::check_keys() {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const std::string_view near = nearest_word(key, known);
     fail(entry.first, "\"" + key + "\" is not a known key of accelerate" +
-                          (near.empty() ? "; remove it" : "; did you mean " + std::string(near) + "?"));
+                          (near.empty() ? "; remove it" : concat("; did you mean ", near, '?')));
   }
 }
 
@@ -202,7 +202,7 @@ void AccelerateReader::read_environment() {
   } else if (std::find(kTypes.begin(), kTypes.end(), type_) == kTypes.end()) {
     fail(type, "distributed_type " + type_ + " is not supported");
   }
-  if (const YAML::Node env = given("tpu_env"); env.IsDefined() && env.size() > 0)
+  if (const YAML::Node env = given("tpu_env"); env.size() > 0)
     fail(env, "tpu_env: TPUs are launched by accelerate itself, not by ddplaunch");
 }
 
@@ -217,7 +217,7 @@ void AccelerateReader::read_size() {
   const YAML::Node node = given("num_processes");
   if (*total < 1) return fail(node, "num_processes must be at least 1");
   config_.processes = AccelerateProcesses{*total, location(node)};
-  taken_ += (taken_.empty() ? "" : ", ") + counted(*total, "worker") + " in all (num_processes)";
+  taken_.push_back(counted(*total, "worker") + " in all (num_processes)");
 }
 
 void AccelerateReader::read_output_paths() {
@@ -267,20 +267,27 @@ void AccelerateReader::read_switches() {
   }
 }
 
-void AccelerateReader::read_section(const Section& section) {
-  const YAML::Node node = given(std::string(section.name).c_str());
+/// Returns an undefined node, which has no keys, for a section that does not apply.
+YAML::Node AccelerateReader::keys_of(const Section& section) {
+  const YAML::Node none(YAML::NodeType::Undefined);
+  const YAML::Node node = given(section.name);
   if (node.IsDefined() && !node.IsMap())
-    return fail(node, std::string(section.name) + " must have keys below it");
-  const bool empty = !node.IsDefined() || node.size() == 0;
+    return fail(node, concat(section.name, " must have keys below it")), none;
+  const bool empty = node.size() == 0;
   // The type alone makes the choice, as in accelerate; its section may be missing.
   const bool chosen = section.type.empty() ? !empty : section.type == type_;
-  if (!chosen) return empty ? void() : note_other_type(std::string(section.name));
-  if (!section.switched_on.empty()) set(section.switched_on, "true");
-  if (empty) return;
-  for (const Pair& entry : node) {
+  if (chosen && !section.switched_on.empty()) set(section.switched_on, "true");
+  if (chosen) return node;
+  // The file may hold sections of an earlier choice.
+  if (!empty) note(concat(section.name, " has no effect with distributed_type ", type_));
+  return none;
+}
+
+void AccelerateReader::read_section(const Section& section) {
+  for (const Pair& entry : keys_of(section)) {
     std::string key = entry.first.Scalar();
     if (!is_name_part(key)) {
-      fail(entry.first, std::string(section.name) + ": \"" + key + "\" cannot be the name of a variable");
+      fail(entry.first, concat(section.name, ": \"", key, "\" cannot be the name of a variable"));
       continue;
     }
     if (entry.second.IsNull()) continue;
@@ -288,18 +295,17 @@ void AccelerateReader::read_section(const Section& section) {
     if (key == "override_linear_precision" && entry.second.IsSequence() && entry.second.size() == 3) {
       const char* const ends[] = {"FPROP", "DGRAD", "WGRAD"};
       for (std::size_t i = 0; i < 3; ++i)
-        set("ACCELERATE_FP8_OVERRIDE_" + std::string(ends[i]), spelled(entry.second[i], section.spelling));
+        set(concat("ACCELERATE_FP8_OVERRIDE_", ends[i]), spelled(entry.second[i], section.spelling));
       continue;
     }
     if (!entry.second.IsScalar()) {
-      fail(entry.second,
-           std::string(section.name) + ": " + entry.first.Scalar() + " must be one word or number");
+      fail(entry.second, concat(section.name, ": ", entry.first.Scalar(), " must be one word or number"));
       continue;
     }
     if (key == "transformer_layer_cls_to_wrap") key = "transformer_cls_to_wrap";
     if (key == "backward_prefetch_policy") key = "backward_prefetch";
     const bool in_capitals = section.name == "dynamo_config" && key == "backend";
-    set(std::string(section.variables) + upper(key),
+    set(concat(section.variables, upper(key)),
         spelled(entry.second, in_capitals ? Spelling::kUpper : section.spelling));
   }
 }
@@ -323,31 +329,20 @@ void AccelerateReader::read_deepspeed_hosts(const YAML::Node& section) {
 }
 
 void AccelerateReader::read_deepspeed() {
-  const YAML::Node section = given("deepspeed_config");
-  if (type_ != "DEEPSPEED") {
-    if (section.IsDefined() && section.size() > 0) note_other_type("deepspeed_config");
-    return;
-  }
-  set("ACCELERATE_USE_DEEPSPEED", "true");
-  std::string fields;
-  if (section.IsDefined() && !section.IsMap())
-    return fail(section, "deepspeed_config must have keys below it");
-  if (section.IsDefined()) {
-    read_deepspeed_hosts(section);
-    for (const Pair& entry : section) {
-      const std::string key = entry.first.Scalar();
-      fields += (fields.empty() ? "" : ",") + key;
-      const auto found = std::find_if(kDeepSpeedKeys.begin(), kDeepSpeedKeys.end(),
-                                      [&](const EnvKey& row) { return row.key == key; });
-      if (found != kDeepSpeedKeys.end() && entry.second.IsScalar()) {
-        const std::string text = spelled(entry.second, Spelling::kPython);
-        set(found->variable, found->spelling == Spelling::kLower ? lower_case(text) : text);
-      }
+  const YAML::Node section = keys_of(kDeepSpeed);
+  if (type_ != kDeepSpeed.type) return;
+  read_deepspeed_hosts(section);
+  std::vector<std::string> fields;
+  for (const Pair& entry : section) {
+    const std::string& key = fields.emplace_back(entry.first.Scalar());
+    const auto* const found = std::ranges::find(kDeepSpeedKeys, key, &EnvKey::key);
+    if (found != kDeepSpeedKeys.end() && entry.second.IsScalar()) {
+      const std::string text = spelled(entry.second, Spelling::kPython);
+      set(found->variable, found->spelling == Spelling::kLower ? lower_case(text) : text);
     }
   }
-  if (given("mixed_precision").IsDefined())
-    fields += (fields.empty() ? "" : ",") + std::string("mixed_precision");
-  set("ACCELERATE_CONFIG_DS_FIELDS", lower_case(fields));
+  if (given("mixed_precision").IsDefined()) fields.emplace_back("mixed_precision");
+  set("ACCELERATE_CONFIG_DS_FIELDS", lower_case(join(fields, ",")));
 }
 
 void AccelerateReader::read(const YAML::Node& root) {
@@ -371,8 +366,9 @@ void AccelerateReader::read(const YAML::Node& root) {
     read_section(section);
   read_deepspeed();
   if (!taken_.empty()) {
-    note("it stands for " + taken_ + "; options on the command line take precedence");
-    diagnostics_.advice.push_back(file_ + " stands for " + taken_);
+    const std::string taken = join(taken_, ", ");
+    note("it stands for " + taken + "; options on the command line take precedence");
+    diagnostics_.advice.push_back(file_ + " stands for " + taken);
   }
 }
 
