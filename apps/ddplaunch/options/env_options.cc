@@ -1,6 +1,5 @@
 #include "apps/ddplaunch/options/job_options.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <functional>

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,7 +11,6 @@
 #include "apps/ddplaunch/options/options.h"
 #include "apps/options/option_table.h"
 #include "base/result.h"
-#include "remote/hosts/host.h"
 
 namespace ddp {
 

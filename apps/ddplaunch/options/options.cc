@@ -9,8 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
-#include <cstdint>
-#include <cstdio>
 #include <ctime>
 #include <string_view>
 
