@@ -366,8 +366,8 @@ std::string history_use(const JobSpec& spec, std::size_t index) {
 void read_host_history(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
   JobSpec& spec = options.job.spec;
   const std::string& given = options.written.host_history;
-  const std::string state = state_directory(context);
-  if (given.empty() && !state.empty()) spec.host_history = absolute_path("ddplaunch/hosts", state);
+  const std::string state = xdg_directory(context, "XDG_STATE_HOME", ".local/state");
+  if (given.empty() && !state.empty()) spec.host_history = state + "/hosts";
   if (!given.empty() && given != "none") {
     spec.host_history = given;
     if (const auto usable = context.can_write(given + "/file"); !usable)

@@ -104,8 +104,10 @@ void check_daemon_hosts(launcher::JobSpec& spec, Diagnostics& diagnostics);
 /// --env-file, --env.
 void read_env_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
-/// Returns the directory for the state of programs; empty: neither XDG_STATE_HOME nor HOME names one.
-std::string state_directory(const ProcessContext& context);
+/// Returns a directory of ddplaunch for this user, such as ~/.local/state/ddplaunch; empty: neither
+/// `variable`
+/// ("XDG_STATE_HOME") nor HOME, above `below_home` (".local/state"), names one.
+std::string xdg_directory(const ProcessContext& context, const char* variable, const char* below_home);
 
 /// Checks the options about the workers' output against each other.
 void check_output_options(JobOptions& options, Diagnostics& diagnostics);

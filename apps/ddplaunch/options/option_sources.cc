@@ -183,19 +183,13 @@ std::string origins_text(const OptionSource& options, const OptionTable& table, 
 
 namespace {
 
-/// Returns the path of the user's settings, or an empty text if the environment names no directory.
-std::string settings_path(const ProcessContext& context) {
-  const std::string config = context.variable("XDG_CONFIG_HOME"), home = context.variable("HOME");
-  if (config.starts_with('/')) return config + "/ddplaunch/config.yaml";
-  return home.starts_with('/') ? home + "/.config/ddplaunch/config.yaml" : "";
-}
-
 /// A missing file is none. An unreadable one is noted, since a job can start without the settings. Their
 /// --launcher is for jobs that list hosts; another job may be local, or be started by a scheduler.
 OptionSource read_settings(const ProcessContext& context, const OptionSource& of_job,
                            Diagnostics& diagnostics) {
-  const std::string path = settings_path(context);
-  if (path.empty()) return {};
+  const std::string directory = xdg_directory(context, "XDG_CONFIG_HOME", ".config");
+  if (directory.empty()) return {};
+  const std::string path = directory + "/config.yaml";
   const auto text = context.read_own_file(path);
   if (text) {
     OptionSource options = read_option_file(*text, path, OptionFileKind::kSettings, diagnostics).options;

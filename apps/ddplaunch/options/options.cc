@@ -467,17 +467,17 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Pro
   return std::move(job);
 }
 
-std::string state_directory(const ProcessContext& context) {
-  const std::string state = context.variable("XDG_STATE_HOME"), home = context.variable("HOME");
+std::string xdg_directory(const ProcessContext& context, const char* variable, const char* below_home) {
+  const std::string directory = context.variable(variable), home = context.variable("HOME");
   // The XDG specification: a relative path is invalid and must be ignored.
-  if (state.starts_with('/')) return state;
-  return home.starts_with('/') ? absolute_path(".local/state", home) : "";
+  if (directory.starts_with('/')) return absolute_path("ddplaunch", directory);
+  return home.starts_with('/') ? absolute_path(concat(below_home, "/ddplaunch"), home) : "";
 }
 
 std::vector<std::string> jobs_directories(const ProcessContext& context) {
   std::vector<std::string> directories;
-  if (const std::string state = state_directory(context); !state.empty())
-    directories.push_back(absolute_path("ddplaunch/jobs", state));
+  if (const std::string state = xdg_directory(context, "XDG_STATE_HOME", ".local/state"); !state.empty())
+    directories.push_back(state + "/jobs");
   const std::string temporary = context.variable("TMPDIR");
   directories.push_back(absolute_path("ddplaunch-" + std::to_string(context.user_id) + "/jobs",
                                       temporary.starts_with('/') ? absolute_path(temporary, "/") : "/tmp"));
