@@ -338,6 +338,7 @@ struct OptionTable::Impl {
     for (const std::string& names : {option.names, option.other_names})
       for (std::string& name : split_names(names))
         by_name.emplace(std::move(name), place);
+    option.group = group.title;
     group.options.push_back(std::move(option));
   }
 

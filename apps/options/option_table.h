@@ -61,6 +61,7 @@ struct Option {
   OptionRule only_with = {};   ///< the option is an error without one of these; empty: it needs none
   std::string rules_for = "";  ///< the value that the rules are for: "auto"; empty: any
   bool repeats = false;        ///< may be given several times; OptionTable::list sets it
+  std::string group = {};      ///< title of its group; OptionTable sets it
 
   bool takes_value() const { return !value.empty(); }
   bool may_omit_value() const { return value.starts_with('['); }

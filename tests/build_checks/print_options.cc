@@ -78,7 +78,7 @@ Json file_names(ddp::OptionFileKind kind) {
   Json names = Json::array();
   for (const ddp::OptionGroup& group : ddp::ddplaunch_option_groups()) {
     for (const ddp::Option& option : group.options) {
-      if (belongs_in_file(option, group.title, kind)) names.push_back(ddp::name_in_file(option));
+      if (belongs_in_file(option, kind)) names.push_back(ddp::name_in_file(option));
     }
   }
   return names;

@@ -404,22 +404,11 @@ constexpr char kWorker[] = "worker";
 class OptionFileReader {
  public:
   OptionFileReader(const std::string& path, OptionFileKind kind, Diagnostics& diagnostics)
-      : path_(path), kind_(kind), diagnostics_(diagnostics), checked_("/") {
-    for (const OptionGroup& group : checked_.table.groups()) {
-      for (const Option& option : group.options)
-        known_.push_back({&option, name_in_file(option), belongs_in_file(option, group.title, kind)});
-    }
-  }
+      : path_(path), kind_(kind), diagnostics_(diagnostics), checked_("/") {}
 
   CommandLine read(const YAML::Node& root);
 
  private:
-  struct ListedOption {
-    const Option* option;
-    std::string name;  ///< as in the file: "nnodes"
-    bool allowed;
-  };
-
   void fail(const YAML::Node& node, const std::string& text) {
     diagnostics_.fail(yaml_location(path_, node) + text);
   }
@@ -429,9 +418,9 @@ class OptionFileReader {
   }
   bool is_text(const YAML::Node& node, const std::string& name, const char* expected);
   void read_entry(const YAML::Node& key, const YAML::Node& value);
-  void read_option(const ListedOption& known, const YAML::Node& value);
-  void read_flag(const ListedOption& known, const YAML::Node& value);
-  void add(const ListedOption& known, const YAML::Node& place, std::string value);
+  void read_option(const Option& option, const std::string& name, const YAML::Node& value);
+  void read_flag(const std::string& name, const YAML::Node& value);
+  void add(const Option& option, const YAML::Node& place, std::string value);
   void read_worker(const YAML::Node& value);
   void refuse_unknown(const YAML::Node& key, const std::string& name);
 
@@ -439,7 +428,6 @@ class OptionFileReader {
   OptionFileKind kind_;
   Diagnostics& diagnostics_;
   JobOptions checked_;  ///< reads each value, to find errors; nothing else uses its fields
-  std::vector<ListedOption> known_;
   CommandLine file_;
 };
 
@@ -449,48 +437,44 @@ bool OptionFileReader::is_text(const YAML::Node& node, const std::string& name, 
   return fail(node, "a value cannot hold a zero byte"), false;
 }
 
-void OptionFileReader::add(const ListedOption& known, const YAML::Node& place, std::string value) {
-  const std::string name = "--" + known.name;
-  const std::string error = value.empty() && !known.option->takes_empty
-                                ? name + " has an empty value"
-                                : checked_.table.read_value(name, value);
+void OptionFileReader::add(const Option& option, const YAML::Node& place, std::string value) {
+  const std::string name = concat("--", name_in_file(option));
+  const std::string error = value.empty() && !option.takes_empty ? name + " has an empty value"
+                                                                 : checked_.table.read_value(name, value);
   if (!error.empty()) return fail(place, error);
   file_.options.push_back(
       {.name = name, .value = std::move(value), .origin = origin(place), .in_file = true});
 }
 
-void OptionFileReader::read_flag(const ListedOption& known, const YAML::Node& value) {
+void OptionFileReader::read_flag(const std::string& name, const YAML::Node& value) {
   const std::optional<bool> truth = yaml_truth(value);
-  if (!truth) return fail(value, known.name + " must be true or false");
-  file_.options.push_back({.name = "--" + known.name,
-                           .value = "",
-                           .origin = origin(value),
-                           .in_file = true,
-                           .is_false = !*truth});
+  if (!truth) return fail(value, name + " must be true or false");
+  file_.options.push_back(
+      {.name = "--" + name, .value = "", .origin = origin(value), .in_file = true, .is_false = !*truth});
 }
 
-void OptionFileReader::read_option(const ListedOption& known, const YAML::Node& value) {
-  if (!known.option->takes_value()) return read_flag(known, value);
-  const std::string expected = "a value: " + known.option->value;
-  if (known.option->repeats && value.IsSequence()) {
+void OptionFileReader::read_option(const Option& option, const std::string& name, const YAML::Node& value) {
+  if (!option.takes_value()) return read_flag(name, value);
+  const std::string expected = "a value: " + option.value;
+  if (option.repeats && value.IsSequence()) {
     for (const YAML::Node& item : value) {
-      if (is_text(item, known.name, expected.c_str())) add(known, item, item.Scalar());
+      if (is_text(item, name, expected.c_str())) add(option, item, item.Scalar());
     }
-  } else if (known.name == "env" && value.IsMap()) {
+  } else if (name == "env" && value.IsMap()) {
     refuse_duplicate_keys(path_, value, diagnostics_);
     for (const auto& variable : value) {
-      if (!is_text(variable.first, known.name, "names of variables")) continue;
-      const std::string name = variable.first.Scalar();
-      if (name.empty() || name.find('=') != std::string::npos) {
-        fail(variable.first, "env: \"" + name + "\" is no name of a variable");
+      if (!is_text(variable.first, name, "names of variables")) continue;
+      const std::string& set = variable.first.Scalar();
+      if (set.empty() || set.find('=') != std::string::npos) {
+        fail(variable.first, "env: \"" + set + "\" is no name of a variable");
       } else if (variable.second.IsNull()) {
-        fail(variable.first, "env " + name + " has no value; an empty one is ''");
-      } else if (is_text(variable.second, "env " + name, "one value")) {
-        add(known, variable.first, name + '=' + variable.second.Scalar());
+        fail(variable.first, "env " + set + " has no value; an empty one is ''");
+      } else if (is_text(variable.second, "env " + set, "one value")) {
+        add(option, variable.first, set + '=' + variable.second.Scalar());
       }
     }
-  } else if (is_text(value, known.name, expected.c_str())) {
-    add(known, value, value.Scalar());
+  } else if (is_text(value, name, expected.c_str())) {
+    add(option, value, value.Scalar());
   }
 }
 
@@ -512,8 +496,9 @@ void OptionFileReader::read_worker(const YAML::Node& value) {
 
 void OptionFileReader::refuse_unknown(const YAML::Node& key, const std::string& name) {
   std::vector<std::string_view> names;
-  for (const ListedOption& known : known_) {
-    if (known.allowed) names.push_back(known.name);
+  for (const OptionGroup& group : checked_.table.groups()) {
+    for (const Option& option : group.options)
+      if (belongs_in_file(option, kind_)) names.push_back(name_in_file(option));
   }
   if (kind_ == OptionFileKind::kJob) names.emplace_back(kWorker);
   const std::string_view meant =
@@ -529,14 +514,13 @@ void OptionFileReader::read_entry(const YAML::Node& key, const YAML::Node& value
   const auto fail_empty = [&] { fail(key, name + " has no value"); };
   if (name == kWorker && kind_ == OptionFileKind::kJob)
     return value.IsNull() ? fail_empty() : read_worker(value);
-  for (const ListedOption& known : known_) {
-    if (known.name != name) continue;
-    if (known.allowed) return value.IsNull() ? fail_empty() : read_option(known, value);
-    return fail(key, name + (kind_ == OptionFileKind::kJob
-                                 ? " cannot be given in a file; give --" + name + " on the command line"
-                                 : " is an option of one job; give it on the command line or in a job file"));
-  }
-  refuse_unknown(key, name);
+  const Option* const option = checked_.table.find("--" + name);
+  if (option == nullptr || name_in_file(*option) != name) return refuse_unknown(key, name);
+  if (belongs_in_file(*option, kind_))
+    return value.IsNull() ? fail_empty() : read_option(*option, name, value);
+  fail(key, name + (kind_ == OptionFileKind::kJob
+                        ? " cannot be given in a file; give --" + name + " on the command line"
+                        : " is an option of one job; give it on the command line or in a job file"));
 }
 
 CommandLine OptionFileReader::read(const YAML::Node& root) {
@@ -553,15 +537,15 @@ CommandLine OptionFileReader::read(const YAML::Node& root) {
 
 }  // namespace
 
-std::string name_in_file(const Option& option) {
-  return split_names(option.names).back().substr(2);
+std::string_view name_in_file(const Option& option) {
+  return std::string_view(option.names).substr(option.names.rfind("--") + 2);
 }
 
-bool belongs_in_file(const Option& option, std::string_view group, OptionFileKind kind) {
+bool belongs_in_file(const Option& option, OptionFileKind kind) {
   const std::string_view names = option.names;
   if (kind == OptionFileKind::kSettings) {
     const bool of_one_node = names == "--node-rank" || names == "--master-addr" || names == "--rdzv-endpoint";
-    return group != "Hosts" && group != "Job" && !of_one_node;
+    return option.group != "Hosts" && option.group != "Job" && !of_one_node;
   }
   return !names.ends_with("--help") && !names.ends_with("--version") && names != "--job-file";
 }

@@ -100,10 +100,10 @@ CommandLine read_option_file(const std::string& text, const std::string& file, O
                              Diagnostics& diagnostics);
 
 /// Returns the name that files have for an option: "nnodes".
-std::string name_in_file(const Option& option);
+std::string_view name_in_file(const Option& option);
 
-/// Returns whether a file of this kind may have the option of this group of --help.
-bool belongs_in_file(const Option& option, std::string_view group, OptionFileKind kind);
+/// Returns whether a file of this kind may have the option.
+bool belongs_in_file(const Option& option, OptionFileKind kind);
 
 // ---- files of Accelerate (accelerate_config.cc)
 

@@ -370,14 +370,11 @@ bool read_run(std::vector<std::string>& args, const OptionTable& table, Diagnost
 /// Returns the options that name the hosts and the way to them. Other options may hold secrets of the
 /// workers, such as the text of --setup, and these arguments are kept in a file.
 std::vector<std::string> host_arguments(const JobOptions& options) {
-  OptionSource about_hosts;
-  for (const OptionGroup& group : options.table.groups()) {
-    if (group.title != "Hosts" && group.title != "Start") continue;
-    for (const GivenOption& given : options.sources) {
-      const auto is_given = [&](const Option& option) { return &option == options.table.find(given.name); };
-      if (std::any_of(group.options.begin(), group.options.end(), is_given)) about_hosts.push_back(given);
-    }
-  }
+  OptionSource about_hosts = options.sources;
+  std::erase_if(about_hosts, [&](const GivenOption& given) {
+    const std::string& group = options.table.find(given.name)->group;
+    return group != "Hosts" && group != "Start";
+  });
   return option_words(about_hosts, options.table);
 }
 
