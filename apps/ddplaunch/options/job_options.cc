@@ -353,7 +353,7 @@ void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const
                                     written.stdin_to_rank0, {{"0", true}, {"none", false}});
 }
 
-void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
+void add_failure(OptionTable& table, JobSpec& spec) {
   table.group("Failure", "",
               "ddplaunch --max-restarts 3 --hang-timeout 10m --report end.json python train.py");
   table.value(
@@ -452,7 +452,7 @@ void add_failure(OptionTable& table, JobSpec& spec, WrittenValues& written) {
                .help = "file for the report of the job's end, as JSON (docs/users/report.md)",
                .details = "`-` is standard output, behind the workers' output. The directory must exist. The "
                           "job's directory always has the report as `report.json`."},
-              text_into(written.report));
+              text_into(spec.report_path));
 }
 
 void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std::string& cwd) {
@@ -668,7 +668,7 @@ JobOptions::JobOptions(const std::string& cwd) : table(kUsage, true) {
   add_ssh(table, spec, cwd);
   add_network(table, spec, written);
   add_worker(table, spec, written, cwd);
-  add_failure(table, spec, written);
+  add_failure(table, spec);
   add_history(table, written, cwd);
   add_shown(table, spec.output);
   add_files(table, spec, cwd);

@@ -35,7 +35,6 @@ struct WrittenValues {
   std::vector<std::string> env_file;
   std::vector<std::string> wrapper;
   std::optional<bool> stdin_to_rank0;
-  std::string report;
   std::string accelerate_config;
   std::string job_file;
   std::string host_history;  ///< absolute; "none"; empty: the user's own

@@ -283,12 +283,8 @@ void read_failure(JobOptions& options, const ProcessContext& context, Diagnostic
   // Somebody types what rank 0 reads, and may be thinking.
   if (options.written.stdin_to_rank0.value_or(false) && !options.given("--report-stalls"))
     spec.report_stalls = std::chrono::milliseconds(0);
-  const std::string& report = options.written.report;
-  if (report.empty()) return;
-  if (report == "-") {
-    spec.report_path = launcher::kReportToStdout;
-    return;
-  }
+  const std::string report = spec.report_path;
+  if (report.empty() || report == launcher::kReportToStdout) return;
   spec.report_path = absolute_path(report, context.cwd);
   if (const auto writable = context.can_write(spec.report_path); !writable)
     diagnostics.fail("--report " + report + " cannot be written: " + writable.error().text);
