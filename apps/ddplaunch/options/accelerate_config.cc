@@ -105,7 +105,7 @@ class AccelerateReader {
 
   void fail(const YAML::Node& node, const std::string& text) { diagnostics_.fail(location(node), text); }
   void note(const std::string& text) { diagnostics_.note(file_ + ": " + text); }
-  std::string location(const YAML::Node& node) const { return yaml_location(file_, node); }
+  std::string location(const YAML::Node& node) const { return yaml_location(file_, node) + ": "; }
   YAML::Node given(std::string_view key) const {  ///< undefined if it is missing or empty
     const YAML::Node& root = root_;               // the const operator adds nothing
     const YAML::Node node = root[std::string(key)];

@@ -193,8 +193,6 @@ OptionSource read_settings(const ProcessContext& context, const OptionSource& of
   const auto text = context.read_own_file(path);
   if (text) {
     OptionSource options = read_option_file(*text, path, OptionFileKind::kSettings, diagnostics).options;
-    for (GivenOption& option : options)
-      option.in_settings = true;
     const bool lists_hosts = std::ranges::any_of(of_job, [](const GivenOption& option) {
       return option.name == "--hostfile" || option.name == "--host" || option.name == "--hosts-from";
     });
@@ -349,8 +347,7 @@ void read_sources(const std::vector<std::string>& args, const ProcessContext& co
 namespace {
 
 std::string location_text(const std::string& file, const YAML::Mark& mark) {
-  if (mark.is_null()) return file + ": ";
-  return file + ':' + std::to_string(mark.line + 1) + ':' + std::to_string(mark.column + 1) + ": ";
+  return mark.is_null() ? file : concat(file, ':', mark.line + 1, ':', mark.column + 1);
 }
 
 }  // namespace
@@ -373,10 +370,9 @@ void refuse_duplicate_keys(const std::string& file, const YAML::Node& map, Diagn
     if (!entry.first.IsScalar()) continue;
     const int line = entry.first.Mark().line + 1;
     const auto [first, is_new] = lines.emplace(entry.first.Scalar(), line);
-    if (!is_new) {
-      diagnostics.fail(yaml_location(file, entry.first) + first->first + " is given twice (first on line " +
-                       std::to_string(first->second) + ')');
-    }
+    if (!is_new)
+      diagnostics.fail(yaml_location(file, entry.first), ": ", first->first,
+                       " is given twice (first on line ", first->second, ')');
   }
 }
 
@@ -386,13 +382,13 @@ std::optional<YAML::Node> read_yaml(const std::string& text, const std::string& 
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
     for (std::size_t i = 1; i < documents.size(); ++i) {
       if (documents[i].IsNull()) continue;
-      diagnostics.fail(yaml_location(file, documents[i]) + "a second document begins here (after ---); " +
+      diagnostics.fail(yaml_location(file, documents[i]), ": a second document begins here (after ---); ",
                        only);
       break;
     }
     return documents.empty() ? YAML::Node() : documents.front();
   } catch (const YAML::Exception& error) {
-    diagnostics.fail(location_text(file, error.mark) + "it cannot be read as YAML: " + error.msg);
+    diagnostics.fail(location_text(file, error.mark), ": it cannot be read as YAML: ", error.msg);
     return std::nullopt;
   }
 }
@@ -410,16 +406,19 @@ class OptionFileReader {
 
  private:
   void fail(const YAML::Node& node, const std::string& text) {
-    diagnostics_.fail(yaml_location(path_, node) + text);
+    diagnostics_.fail(yaml_location(path_, node), ": ", text);
   }
-  std::string origin(const YAML::Node& node) const {
-    const std::string location = yaml_location(path_, node);
-    return location.substr(0, location.size() - 2);
+  void give(const Option& option, std::string value, bool is_false, const YAML::Node& place) {
+    file_.options.push_back({.name = concat("--", name_in_file(option)),
+                             .value = std::move(value),
+                             .origin = yaml_location(path_, place),
+                             .in_file = true,
+                             .is_false = is_false,
+                             .in_settings = kind_ == OptionFileKind::kSettings});
   }
   bool is_text(const YAML::Node& node, const std::string& name, const char* expected);
   void read_entry(const YAML::Node& key, const YAML::Node& value);
   void read_option(const Option& option, const std::string& name, const YAML::Node& value);
-  void read_flag(const std::string& name, const YAML::Node& value);
   void add(const Option& option, const YAML::Node& place, std::string value);
   void read_worker(const YAML::Node& value);
   void refuse_unknown(const YAML::Node& key, const std::string& name);
@@ -442,19 +441,15 @@ void OptionFileReader::add(const Option& option, const YAML::Node& place, std::s
   const std::string error = value.empty() && !option.takes_empty ? name + " has an empty value"
                                                                  : checked_.table.read_value(name, value);
   if (!error.empty()) return fail(place, error);
-  file_.options.push_back(
-      {.name = name, .value = std::move(value), .origin = origin(place), .in_file = true});
-}
-
-void OptionFileReader::read_flag(const std::string& name, const YAML::Node& value) {
-  const std::optional<bool> truth = yaml_truth(value);
-  if (!truth) return fail(value, name + " must be true or false");
-  file_.options.push_back(
-      {.name = "--" + name, .value = "", .origin = origin(value), .in_file = true, .is_false = !*truth});
+  give(option, std::move(value), false, place);
 }
 
 void OptionFileReader::read_option(const Option& option, const std::string& name, const YAML::Node& value) {
-  if (!option.takes_value()) return read_flag(name, value);
+  if (!option.takes_value()) {
+    const std::optional<bool> truth = yaml_truth(value);
+    if (!truth) return fail(value, name + " must be true or false");
+    return give(option, "", !*truth, value);
+  }
   const std::string expected = "a value: " + option.value;
   if (option.repeats && value.IsSequence()) {
     for (const YAML::Node& item : value) {
@@ -480,7 +475,7 @@ void OptionFileReader::read_option(const Option& option, const std::string& name
 
 void OptionFileReader::read_worker(const YAML::Node& value) {
   constexpr char kExpected[] = "the words of a command line: [train.py, --lr, 0.1]";
-  file_.worker_origin = origin(value);
+  file_.worker_origin = yaml_location(path_, value);
   if (value.IsSequence() && value.size() > 0) {
     for (const YAML::Node& word : value) {
       if (is_text(word, kWorker, kExpected)) file_.worker.push_back(word.Scalar());
@@ -489,8 +484,8 @@ void OptionFileReader::read_worker(const YAML::Node& value) {
   }
   if (!is_text(value, kWorker, kExpected)) return;
   auto words = remote::split_words(value.Scalar());
-  if (!words) return fail(value, std::string("worker: ") + words.error().text);
-  if (words->empty()) return fail(value, std::string("worker needs ") + kExpected);
+  if (!words) return fail(value, "worker: " + words.error().text);
+  if (words->empty()) return fail(value, concat("worker needs ", kExpected));
   file_.worker = std::move(*words);
 }
 
@@ -505,7 +500,7 @@ void OptionFileReader::refuse_unknown(const YAML::Node& key, const std::string& 
       nearest_word(name.substr(std::min(name.find_first_not_of('-'), name.size())), names);
   fail(key, "unknown option \"" + name + '"' +
                 (meant.empty() ? "; ddplaunch --help all lists all options"
-                               : "; did you mean " + std::string(meant) + '?'));
+                               : concat("; did you mean ", meant, '?')));
 }
 
 void OptionFileReader::read_entry(const YAML::Node& key, const YAML::Node& value) {

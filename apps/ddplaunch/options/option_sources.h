@@ -79,7 +79,7 @@ std::string origins_text(const OptionSource& options, const OptionTable& table, 
 /// Reads a truth value of YAML 1.1, as Python's yaml does. A quoted value is a string.
 std::optional<bool> yaml_truth(const YAML::Node& node);
 
-/// Returns "FILE:LINE:COLUMN: ", or "FILE: " if the node has no place.
+/// Returns "FILE:LINE:COLUMN", or "FILE" if the node has no place.
 std::string yaml_location(const std::string& file, const YAML::Node& node);
 
 /// Reports each key that a map has twice. YAML forbids them, and readers differ in the value that they take.
