@@ -8,9 +8,10 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <ctime>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/option_sources.h"
@@ -94,11 +95,6 @@ std::string new_job_id() {
   return std::string(time_text) + '-' + (random ? *random : format_text("%06x", ::getpid() & 0xffffff));
 }
 
-std::string current_directory() {
-  char path[PATH_MAX];
-  return ::getcwd(path, sizeof path) != nullptr && path[0] == '/' ? path : "";
-}
-
 bool is_pipe_or_file(int fd) {
   struct stat status {};
   return ::fstat(fd, &status) == 0 &&
@@ -110,7 +106,8 @@ bool is_pipe_or_file(int fd) {
 ProcessContext read_process_context() {
   ProcessContext result;
   result.env = launcher::split_env(own_environment());
-  result.cwd = current_directory();
+  std::error_code unknown;
+  result.cwd = std::filesystem::current_path(unknown);
   result.new_job_id = new_job_id();
   result.host_name = host_name();
   result.user_id = ::geteuid();
