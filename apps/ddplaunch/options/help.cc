@@ -31,22 +31,17 @@ std::optional<int> workers_on(const remote::Host& host, const JobSpec& spec) {
 }
 
 std::string details(const remote::Host& host) {
-  std::string text;
-  auto add = [&](const std::string& word) { text += (text.empty() ? "" : " ") + word; };
-  if (!host.user.empty()) add("user=" + host.user);
-  if (!host.address.empty()) add("address=" + host.address);
-  if (host.port != 0) add("port=" + std::to_string(host.port));
-  if (!host.jump.empty()) add("jump=" + host.jump);
-  if (!host.chdir.empty()) add("chdir=" + host.chdir);
-  if (!host.wrapper.empty()) {
-    const std::string words = join(host.wrapper, " ");
-    add("wrapper=\"" + words + '"');
-  }
-  const std::string devices = join(host.devices, ",");
-  if (!devices.empty()) add("gpus=" + devices);
+  std::vector<std::string> words;
+  if (!host.user.empty()) words.push_back("user=" + host.user);
+  if (!host.address.empty()) words.push_back("address=" + host.address);
+  if (host.port != 0) words.push_back("port=" + std::to_string(host.port));
+  if (!host.jump.empty()) words.push_back("jump=" + host.jump);
+  if (!host.chdir.empty()) words.push_back("chdir=" + host.chdir);
+  if (!host.wrapper.empty()) words.push_back("wrapper=" + quote(join(host.wrapper, " ")));
+  if (!host.devices.empty()) words.push_back("gpus=" + join(host.devices, ","));
   for (const auto& variable : host.env)
-    add("env:" + variable.first);
-  return text;
+    words.push_back("env:" + variable.first);
+  return join(words, " ");
 }
 
 std::string nodes_text(const JobSpec& spec) {
@@ -58,14 +53,13 @@ std::string nodes_text(const JobSpec& spec) {
   for (std::size_t i = 0; i < used; ++i) {
     const remote::Host& host = spec.hosts[i];
     const std::optional<int> count = workers_on(host, spec);
+    const std::string slots = host.slots ? std::to_string(*host.slots) : "any";
     if (i >= nodes) {
-      table.add(
-          {"spare", host.name, host.slots ? std::to_string(*host.slots) : "any", "-", "-", details(host)});
+      table.add({"spare", host.name, slots, "-", "-", details(host)});
       continue;
     }
-    table.add({std::to_string(i), host.name, host.slots ? std::to_string(*host.slots) : "any",
-               count ? std::to_string(*count) : "?", next && count ? format_number_range(*next, *count) : "?",
-               details(host)});
+    table.add({std::to_string(i), host.name, slots, count ? std::to_string(*count) : "?",
+               next && count ? format_number_range(*next, *count) : "?", details(host)});
     next = next && count ? std::optional(*next + *count) : std::nullopt;
   }
   std::string text = table.text();

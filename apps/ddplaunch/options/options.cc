@@ -170,18 +170,17 @@ constexpr std::string_view kOnlyOurs[] = {"--nproc-per-node", "--nnodes",       
 void note_worker_options(const CommandLine& line, Diagnostics& diagnostics) {
   const std::vector<std::string>& words = line.worker;
   if (line.separated) return;
-  std::string found;
-  int count = 0;
+  std::vector<std::string> found;
   for (auto word = words.begin() + 1; word != words.end() && *word != "--"; ++word) {
     std::string name = word->substr(0, word->find('='));
     std::replace(name.begin(), name.end(), '_', '-');
     const bool given = std::find(line.given.begin(), line.given.end(), name) != line.given.end();
     if (given || std::find(std::begin(kOnlyOurs), std::end(kOnlyOurs), name) == std::end(kOnlyOurs)) continue;
-    found += (count++ > 0 ? ", " : "") + name;
+    found.push_back(std::move(name));
   }
-  if (count == 0) return;
-  diagnostics.note(found + (count == 1 ? " goes to " : " go to ") + words.front() +
-                   ": all words behind the worker belong to it; put options of ddplaunch before " +
+  if (found.empty()) return;
+  diagnostics.note(join(found, ", "), found.size() == 1 ? " goes to " : " go to ", words.front(),
+                   ": all words behind the worker belong to it; put options of ddplaunch before ",
                    words.front());
 }
 
