@@ -88,11 +88,6 @@ std::string spelled(const YAML::Node& node, Spelling spelling) {
   return spelling == Spelling::kLower && yaml_truth(node) ? lower_case(text) : text;
 }
 
-bool is_name_part(const std::string& key) {
-  return !key.empty() && std::all_of(key.begin(), key.end(),
-                                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
-}
-
 class AccelerateReader {
  public:
   AccelerateReader(const std::string& file, AccelerateConfig& config, Diagnostics& diagnostics)
@@ -286,7 +281,7 @@ YAML::Node AccelerateReader::keys_of(const Section& section) {
 void AccelerateReader::read_section(const Section& section) {
   for (const Pair& entry : keys_of(section)) {
     std::string key = entry.first.Scalar();
-    if (!is_name_part(key)) {
+    if (key.empty() || !is_variable_name(concat(section.variables, key))) {
       fail(entry.first, concat(section.name, ": \"", key, "\" cannot be the name of a variable"));
       continue;
     }
