@@ -208,11 +208,10 @@ void read_env_options(JobOptions& options, const ProcessContext& context, Diagno
         diagnostics.fail("--env: \"" + name + "\" is not the name of an environment variable");
       }
     }
-    const bool several = hosts_used(spec) > 1;
-    for (const std::string& name :
-         several ? launcher::node_bound_names(*given) : std::vector<std::string>()) {
-      diagnostics.note("--env " + name +
-                       " goes to all nodes alike, though its value usually belongs to one machine");
+    for (const std::string& name : launcher::node_bound_names(*given)) {
+      if (hosts_used(spec) > 1)
+        diagnostics.note("--env ", name,
+                         " goes to all nodes alike, though its value usually belongs to one machine");
     }
   }
   // In per-node mode each node has its own environment already.
