@@ -126,7 +126,7 @@ void read_scheduler(JobOptions& options, const ProcessContext& context, Diagnost
   if (of_job) options.written.hosts_from = "slurm";
   if (chosen) return;
   chosen = LauncherKind::kSlurm;
-  diagnostics.note("in Slurm job " + step.job + ": its nodes are started with srun" + kAlone);
+  diagnostics.note("in Slurm job ", step.job, ": its nodes are started with srun", kAlone);
 }
 
 namespace {
@@ -254,7 +254,7 @@ void NodeOptionReader::pods() {
   written_.node_rank = static_cast<int>(*number);
   if (!written_.nnodes) written_.nnodes = NodeCounts{*size, *size};
   diagnostics_.note("RANK=", rank, " and WORLD_SIZE=", *size, " are set here: this is one of ", nodes(),
-                    " nodes, each with its own ddplaunch; --launcher local runs on this machine only");
+                    " nodes, each with its own ddplaunch", kAlone);
 }
 
 /// Takes the number of nodes from the step. Returns false after reporting that the options need another one.
@@ -267,8 +267,7 @@ bool NodeOptionReader::step_nodes() {
   std::string asked = written_.nnodes ? nnodes_text(*written_.nnodes) : "";
   if (spares > 0) asked += concat(asked.empty() ? "" : " with ", "--spares ", spares);
   return fail(asked, ": srun has started this program on ", started,
-              " nodes; omit the option, or start as many nodes with srun --nodes; --launcher local "
-              "runs on this machine only");
+              " nodes; omit the option, or start as many nodes with srun --nodes", kAlone);
 }
 
 /// Takes this node's rank from the step. A given rank wins, unless node 0 would not be the step's first node.
@@ -409,7 +408,7 @@ std::optional<PerNode> NodeOptionReader::read() {
   if (given.rank == 0) {
     diagnostics_.note("in Slurm step ", step_.name(), ": each of its ", step_.nodes,
                       " nodes has its own ddplaunch, and they meet at ", given.master_addr, " port ",
-                      given.port, "; --launcher local runs on this machine only");
+                      given.port, kAlone);
   }
   return given;
 }
