@@ -58,18 +58,6 @@ std::string option_text(const Option& option, std::size_t help_column = kHelpCol
   return left + wrapped(text, kHelpColumn, kHelpColumn) + '\n';
 }
 
-/// Returns the text of --help: `usage`, then all groups.
-std::string help_text(std::string_view usage, std::span<const OptionGroup> groups) {
-  std::string text(usage);
-  for (const OptionGroup& group : groups) {
-    text += "\n" + group.title + ":\n";
-    for (const Option& option : group.options)
-      text += option_text(option);
-    if (!group.example.empty()) text += "  Example: " + group.example + '\n';
-  }
-  return text;
-}
-
 std::string_view without_dashes(std::string_view name) {
   return name.substr(std::min(name.find_first_not_of('-'), name.size()));
 }
@@ -509,7 +497,14 @@ std::string OptionTable::text(const Option& option) const {
 }
 
 std::string OptionTable::help() const {
-  return help_text(impl_->usage, impl_->groups);
+  std::string text = impl_->usage;
+  for (const OptionGroup& group : impl_->groups) {
+    text += "\n" + group.title + ":\n";
+    for (const Option& option : group.options)
+      text += option_text(option);
+    if (!group.example.empty()) text += "  Example: " + group.example + '\n';
+  }
+  return text;
 }
 
 std::string OptionTable::help_of(const std::string& names, bool brief) const {
