@@ -179,8 +179,7 @@ constexpr VerbRow kVerbs[] = {
 
 /// The options that most jobs use.
 constexpr char kMostUsed[] =
-    "--hostfile,--host,--nproc-per-node,--nnodes,--env,--chdir,--max-restarts,--hang-timeout,--job-"
-    "id,"
+    "--hostfile,--host,--nproc-per-node,--nnodes,--env,--chdir,--max-restarts,--hang-timeout,--job-id,"
     "--detach,--dry-run";
 
 const VerbRow& row_of(Verb verb) {

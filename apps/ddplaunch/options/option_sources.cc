@@ -236,12 +236,11 @@ OptionSource read_job_file(const std::string& path, const ProcessContext& contex
 /// The options of torch/distributed/run.py with the actions `env` and `check_env`, by which torchrun also
 /// takes them from a variable PET_<OPTION> (torch/distributed/argparse_util.py).
 constexpr char kPetOptions[] =
-    "--nnodes,--nproc-per-node,--rdzv-backend,--rdzv-endpoint,--rdzv-id,--rdzv-conf,--standalone,--max-"
-    "restarts,"
-    "--monitor-interval,--start-method,--event-log-handler,--role,--module,--no-python,--run-path,--log-dir,"
-    "--redirects,--tee,--log-line-prefix-template,--local-ranks-filter,--duplicate-stdout-filters,"
-    "--duplicate-stderr-filters,--node-rank,--master-addr,--master-port,--local-addr,--logs-specs,"
-    "--numa-binding,--signals-to-handle,--shutdown-timeout,--virtual-local-rank";
+    "--nnodes,--nproc-per-node,--rdzv-backend,--rdzv-endpoint,--rdzv-id,--rdzv-conf,--standalone,"
+    "--max-restarts,--monitor-interval,--start-method,--event-log-handler,--role,--module,--no-python,"
+    "--run-path,--log-dir,--redirects,--tee,--log-line-prefix-template,--local-ranks-filter,"
+    "--duplicate-stdout-filters,--duplicate-stderr-filters,--node-rank,--master-addr,--master-port,"
+    "--local-addr,--logs-specs,--numa-binding,--signals-to-handle,--shutdown-timeout,--virtual-local-rank";
 /// Options of the command line that have the meaning of another one in kPetOptions.
 constexpr std::pair<std::string_view, std::string_view> kSameMeaning[] = {
     {"--rdzv-endpoint", "--master-addr"},
