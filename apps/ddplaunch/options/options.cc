@@ -132,16 +132,6 @@ using launcher::WorkerCommand;
 
 constexpr char kNoWorker[] = "no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]";
 
-void read_ports(JobOptions& options, Diagnostics& diagnostics) {
-  JobSpec& spec = options.job.spec;
-  spec.master_port = options.written.master_port.value_or(0);
-  if (!spec.port_range || spec.master_port == 0) return;
-  const auto [low, high] = *spec.port_range;
-  if (spec.master_port >= low && spec.master_port <= high) return;
-  diagnostics.fail("--master-port ", spec.master_port, " is not in --port-range ", low, '-', high,
-                   "; omit one of them, or use matching values");
-}
-
 /// Further hosts of the store. One message names them beside the nodes' own addresses.
 constexpr std::size_t kMaxStoreAllow = 1000;
 
@@ -155,7 +145,11 @@ void read_start(JobOptions& options, const ProcessContext& context, Diagnostics&
     diagnostics.fail("--store-allow is given ", spec.store_allow.size(), " times; at most ", kMaxStoreAllow,
                      " are possible; name networks (10.1.0.0/16)");
   spec.push = !options.given("--no-push") && !spec.per_node;
-  read_ports(options, diagnostics);
+  spec.master_port = options.written.master_port.value_or(0);
+  const auto [low, high] = spec.port_range.value_or(std::pair<std::uint16_t, std::uint16_t>(0, kMaxPort));
+  if (spec.master_port != 0 && (spec.master_port < low || spec.master_port > high))
+    diagnostics.fail("--master-port ", spec.master_port, " is not in --port-range ", low, '-', high,
+                     "; omit one of them, or use matching values");
   for (remote::Host& host : spec.hosts) {
     if (host.wrapper.empty()) host.wrapper = options.written.wrapper;
   }
