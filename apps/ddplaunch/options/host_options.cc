@@ -348,11 +348,6 @@ std::size_t hosts_needed(const JobOptions& options) {
   return options.written.ntasks ? 0 : hosts - std::min(hosts, spares);
 }
 
-/// Returns the name under which the history has the failures of the host.
-std::string history_name(const remote::Host& host, const ProcessContext& context) {
-  return remote::is_localhost(host) ? context.host_name : host.name;
-}
-
 /// Returns where the job's host at `index` runs, behind a semicolon.
 std::string history_use(const JobSpec& spec, std::size_t index) {
   const std::size_t used = hosts_used(spec);
@@ -390,7 +385,7 @@ void read_host_history(JobOptions& options, const ProcessContext& context, Diagn
   for (const launcher::HostRecord& record : records)
     if (record.failures > 0) by_name[record.host] = &record;
   const auto record_of = [&](const remote::Host& host) {
-    const auto found = by_name.find(history_name(host, context));
+    const auto found = by_name.find(remote::is_localhost(host) ? context.host_name : host.name);
     return found == by_name.end() ? nullptr : found->second;
   };
   if (options.written.avoid_bad_hosts && hosts_needed(options) < spec.hosts.size()) {

@@ -413,14 +413,6 @@ std::optional<PerNode> NodeOptionReader::read() {
   return given;
 }
 
-void refuse_verb(Verb verb, bool in_slurm, Diagnostics& diagnostics) {
-  if (verb == Verb::kRun) return;
-  diagnostics.fail("ddplaunch " + verb_name(verb) +
-                   (in_slurm ? " connects to the nodes itself: start it once, without srun"
-                             : " connects to the nodes itself: name them with --hostfile or --host, and omit "
-                               "--node-rank and --master-addr"));
-}
-
 }  // namespace
 
 bool read_node_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics) {
@@ -435,7 +427,11 @@ bool read_node_options(JobOptions& options, const ProcessContext& context, Diagn
   auto given = reader.read();
   if (!given) return are_known();
   launcher::JobSpec& spec = options.job.spec;
-  refuse_verb(options.job.verb, given->in_slurm, diagnostics);
+  if (options.job.verb != Verb::kRun)
+    diagnostics.fail("ddplaunch ", verb_name(options.job.verb), " connects to the nodes itself: ",
+                     given->in_slurm ? "start it once, without srun"
+                                     : "name them with --hostfile or --host, and omit --node-rank and "
+                                       "--master-addr");
   options.written.master_port.reset();  // the store takes its own port
   spec.launcher = launcher::LauncherKind::kJoin;
   spec.hosts.resize(static_cast<std::size_t>(given->nodes));
