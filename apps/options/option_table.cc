@@ -12,6 +12,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/result.h"
 #include "base/text.h"
 
 namespace ddp {
@@ -56,10 +57,6 @@ std::string option_text(const Option& option, std::size_t help_column = kHelpCol
   if (!option.needs().empty()) text += "; only with " + option.needs();
   if (!option.default_text.empty()) text += " (default: " + option.default_text + ")";
   return left + wrapped(text, kHelpColumn, kHelpColumn) + '\n';
-}
-
-std::string_view without_dashes(std::string_view name) {
-  return name.substr(std::min(name.find_first_not_of('-'), name.size()));
 }
 
 }  // namespace
@@ -655,27 +652,27 @@ void OptionScanner::read_other(const CompatibilityOption& other, WrittenOption w
   words.insert(words.end(), {option.substr(0, option.find(' ')), option.substr(option.find(' ') + 1)});
 }
 
-std::string_view OptionScanner::suggestion(const WrittenOption& written) const {
-  const std::string_view word = without_dashes(written.name);
+std::string OptionScanner::suggestion(const WrittenOption& written) const {
+  const std::string word =
+      written.name.substr(std::min(written.name.find_first_not_of('-'), written.name.size()));
   if (word.size() < 3) return {};
   std::vector<std::string_view> names = table_.names();
   for (const CompatibilityOption& other : others_)
     if (other.status != SupportStatus::kRefused) names.push_back(other.name);
   std::erase_if(names, [](std::string_view name) { return !name.starts_with("--"); });
-  std::vector<std::string_view> bare;
-  for (const std::string_view name : names)
-    bare.push_back(without_dashes(name));
-  const auto found = std::find(bare.begin(), bare.end(), nearest_word(word, bare));
-  return found == bare.end() ? std::string_view() : names[static_cast<std::size_t>(found - bare.begin())];
+  for (std::string_view& name : names)
+    name.remove_prefix(2);
+  const std::string_view meant = nearest_word(word, names);
+  return meant.empty() ? "" : concat("--", meant);
 }
 
 bool OptionScanner::read_unknown(const WrittenOption& written) {
-  const std::string_view meant = suggestion(written);
+  const std::string meant = suggestion(written);
   if (meant.empty()) {
     fail("unknown option " + written.text + "; " + hint_);
     return written.value.has_value();
   }
-  fail("unknown option " + written.text + "; did you mean " + std::string(meant) + "?");
+  fail("unknown option " + written.text + "; did you mean " + meant + "?");
   if (takes_value(meant) && !written.value && next < args_.size() && !is_option(args_[next])) ++next;
   return true;
 }

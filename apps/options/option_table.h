@@ -331,7 +331,7 @@ class OptionScanner {
   WrittenOption take_apart(const std::string& word) const;
   bool takes_value(std::string_view name) const;
   const CompatibilityOption* find_other(std::string_view name) const;
-  std::string_view suggestion(const WrittenOption& written) const;
+  std::string suggestion(const WrittenOption& written) const;
   void fail(std::string text) { errors.push_back(std::move(text)); }
 
   std::string program_;
