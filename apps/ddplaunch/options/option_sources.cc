@@ -163,12 +163,6 @@ std::vector<std::string> option_words(const OptionSource& options, const OptionT
   return words;
 }
 
-std::string last_value(const OptionSource& options, std::string_view name) {
-  const auto found = std::find_if(options.rbegin(), options.rend(),
-                                  [&](const GivenOption& option) { return option.name == name; });
-  return found == options.rend() ? std::string() : found->value;
-}
-
 std::string origins_text(const OptionSource& options, const OptionTable& table, const std::string& worker) {
   TextTable rows;
   for (const GivenOption& option : options) {
@@ -182,6 +176,13 @@ std::string origins_text(const OptionSource& options, const OptionTable& table, 
 }
 
 namespace {
+
+/// Returns the last value of an option, or an empty text.
+std::string last_value(const OptionSource& options, std::string_view name) {
+  const auto found = std::find_if(options.rbegin(), options.rend(),
+                                  [&](const GivenOption& option) { return option.name == name; });
+  return found == options.rend() ? std::string() : found->value;
+}
 
 /// A missing file is none. An unreadable one is noted, since a job can start without the settings. Their
 /// --launcher is for jobs that list hosts; another job may be local, or be started by a scheduler.

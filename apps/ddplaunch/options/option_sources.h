@@ -67,9 +67,6 @@ OptionSource choose_options(const std::vector<OptionSource>& sources, const Opti
 /// Returns the words of the options for OptionTable::fill().
 std::vector<std::string> option_words(const OptionSource& options, const OptionTable& table);
 
-/// Returns the last value of an option, or an empty text.
-std::string last_value(const OptionSource& options, std::string_view name);
-
 /// Returns the part of --dry-run that lists each option and its origin. It has no value of a variable and no
 /// text of a script. `worker` is the place that names the worker; empty: the command line.
 std::string origins_text(const OptionSource& options, const OptionTable& table, const std::string& worker);
