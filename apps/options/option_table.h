@@ -256,8 +256,7 @@ class OptionTable {
 template <class T>
 void OptionTable::choice(Option option, T& field, std::vector<std::pair<std::string, T>> words) {
   const auto chosen = [&field, words] {
-    const auto found =
-        std::find_if(words.begin(), words.end(), [&](const auto& w) { return w.second == field; });
+    const auto found = std::ranges::find(words, field, &std::pair<std::string, T>::second);
     return static_cast<std::size_t>(found - words.begin());
   };
   choose(
