@@ -279,8 +279,7 @@ namespace {
 /// Returns the first long name.
 std::string name_in_messages(const Option& option) {
   const std::vector<std::string> names = split_names(option.names);
-  const auto is_long = [](const std::string& name) { return name.starts_with("--"); };
-  const auto found = std::find_if(names.begin(), names.end(), is_long);
+  const auto found = std::ranges::find_if(names, [](const auto& name) { return name.starts_with("--"); });
   return found == names.end() ? names.front() : *found;
 }
 
@@ -392,7 +391,7 @@ void OptionTable::choose(Option option, std::vector<std::string> words, std::fun
     return which < words.size() ? words[which] : std::string();
   });
   ReadValue read = [name, words = std::move(words), set = std::move(set)](const std::string& text) {
-    const auto found = std::find(words.begin(), words.end(), text);
+    const auto found = std::ranges::find(words, text);
     if (found == words.end()) return "unknown " + name + " \"" + text + "\" (" + join(words, ", ") + ")";
     set(static_cast<std::size_t>(found - words.begin()));
     return std::string();
@@ -443,9 +442,7 @@ std::vector<std::string> OptionTable::fill(const std::vector<std::string>& words
 
 std::string OptionTable::read_value(std::string_view name, const std::string& value) {
   const CLI::Option* option = impl_->app.get_option(std::string(name));
-  const auto found = std::find_if(impl_->readers.begin(), impl_->readers.end(),
-                                  [&](const Impl::ValueReader& reader) { return reader.option == option; });
-  return found->read(value);
+  return std::ranges::find(impl_->readers, option, &Impl::ValueReader::option)->read(value);
 }
 
 bool OptionTable::given(std::string_view name) const {
@@ -615,8 +612,7 @@ void OptionScanner::read_flag(WrittenOption written) {
   if (written.value && !off && *written.value != "true")
     return fail(written.text + '=' + *written.value + ": give true, false, or no value");
   std::vector<std::string>& others = off ? words : switched_off;
-  if (std::find(others.begin(), others.end(), written.name) != others.end())
-    return fail(written.text + " is switched on and off");
+  if (std::ranges::count(others, written.name) > 0) return fail(written.text + " is switched on and off");
   (off ? switched_off : words).push_back(written.name);
 }
 

@@ -171,7 +171,7 @@ void AccelerateReader::check_keys() {
     known.push_back(section.name);
   for (const Pair& entry : root_) {
     const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
-    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    if (std::ranges::count(known, key) > 0) continue;
     const std::string_view near = nearest_word(key, known);
     fail(entry.first, "\"" + key + "\" is not a known key of accelerate" +
                           (near.empty() ? "; remove it" : concat("; did you mean ", near, '?')));
@@ -194,7 +194,7 @@ void AccelerateReader::read_environment() {
       "MULTI_XPU", "MULTI_HPU", "DEEPSPEED", "FSDP",      "MEGATRON_LM", "MULTI_NEURON"};
   if (type_ == "XLA" || type_ == "TPU" || is_on("tpu_use_cluster")) {
     fail(type, "TPUs are launched by accelerate itself, not by ddplaunch");
-  } else if (std::find(kTypes.begin(), kTypes.end(), type_) == kTypes.end()) {
+  } else if (std::ranges::count(kTypes, type_) == 0) {
     fail(type, "distributed_type " + type_ + " is not supported");
   }
   if (const YAML::Node env = given("tpu_env"); env.size() > 0)

@@ -79,7 +79,7 @@ ParsedHosts hosts_of_slurm(const ProcessContext& context, Diagnostics& diagnosti
   auto hosts = remote::slurm_hosts(slurm);
   if (!hosts) return hosts;
   const auto tasks = remote::expand_counts(slurm.tasks_per_node.empty() ? "1" : slurm.tasks_per_node, "");
-  const bool launchers = std::all_of(tasks->begin(), tasks->end(), [](int count) { return count == 1; });
+  const bool launchers = std::ranges::all_of(*tasks, [](int count) { return count == 1; });
   if (launchers && hosts->size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
     diagnostics.note(
         "assuming that every node has " + slurm.gpus_on_node +
@@ -256,8 +256,8 @@ void share_total(JobOptions& options, Diagnostics& diagnostics) {
                             "changes with the nodes; use --nproc-per-node");
   }
   if (spec.hosts.empty() || each_given) return;
-  const bool has_slots = std::any_of(spec.hosts.begin(), spec.hosts.end(),
-                                     [](const remote::Host& host) { return usable_slots(host).has_value(); });
+  const bool has_slots = std::ranges::any_of(
+      spec.hosts, [](const remote::Host& host) { return usable_slots(host).has_value(); });
   if (has_slots && !options.written.nnodes && !spec.nproc.oversubscribe)
     return fill_slots(*options.written.ntasks, what, spec, diagnostics);
   share_evenly(*options.written.ntasks, what, spec, diagnostics);

@@ -166,17 +166,15 @@ bool is_address_range(std::string_view text) {
 bool is_network(std::string_view text) {
   if (text.find('/') != std::string_view::npos) return is_address_range(text);
   return !text.empty() && text.size() <= kMaxInterfaceName && !remote::is_ipv4(text) &&
-         !remote::is_ipv6(text) && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-           return std::isgraph(c) != 0 && c != ',';
-         });
+         !remote::is_ipv6(text) &&
+         std::ranges::all_of(text, [](unsigned char c) { return std::isgraph(c) != 0 && c != ','; });
 }
 
 bool is_job_id(std::string_view text) {
   return !text.empty() && text.size() <= kMaxJobId &&
          std::isalnum(static_cast<unsigned char>(text.front())) != 0 &&
-         std::all_of(text.begin(), text.end(), [](unsigned char c) {
-           return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
-         });
+         std::ranges::all_of(
+             text, [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; });
 }
 
 bool is_bandwidth(std::string_view text) {

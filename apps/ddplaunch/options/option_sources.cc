@@ -144,9 +144,9 @@ OptionSource choose_options(const std::vector<OptionSource>& sources, const Opti
   OptionSource chosen;
   for (const OptionSource& source : sources) {
     OptionSource kept;
-    std::copy_if(source.begin(), source.end(), std::back_inserter(kept), [&](const GivenOption& option) {
-      return std::none_of(chosen.begin(), chosen.end(),
-                          [&](const GivenOption& stronger) { return replaces(stronger, option, table); });
+    std::ranges::copy_if(source, std::back_inserter(kept), [&](const GivenOption& option) {
+      return std::ranges::none_of(
+          chosen, [&](const GivenOption& stronger) { return replaces(stronger, option, table); });
     });
     chosen.insert(chosen.begin(), kept.begin(), kept.end());
   }

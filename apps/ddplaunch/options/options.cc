@@ -168,9 +168,8 @@ void note_worker_options(const CommandLine& line, Diagnostics& diagnostics) {
   for (auto word = words.begin() + 1; word != words.end() && *word != "--"; ++word) {
     std::string name = word->substr(0, word->find('='));
     std::replace(name.begin(), name.end(), '_', '-');
-    const bool given = std::find(line.given.begin(), line.given.end(), name) != line.given.end();
-    if (given || std::find(std::begin(kOnlyOurs), std::end(kOnlyOurs), name) == std::end(kOnlyOurs)) continue;
-    found.push_back(std::move(name));
+    if (std::ranges::count(kOnlyOurs, name) > 0 && std::ranges::count(line.given, name) == 0)
+      found.push_back(std::move(name));
   }
   if (found.empty()) return;
   diagnostics.note(join(found, ", "), found.size() == 1 ? " goes to " : " go to ", words.front(),
@@ -386,9 +385,9 @@ void add_origins(const OptionSource& sources, Diagnostics& diagnostics) {
         return other.name == option.name && !value.empty() && has_word(error, value);
       };
       return has_word(error, option.name) &&
-             (names_value(option) || std::none_of(sources.begin(), sources.end(), names_value));
+             (names_value(option) || std::ranges::none_of(sources, names_value));
     };
-    if (option.in_file && std::any_of(diagnostics.errors.begin(), diagnostics.errors.end(), names_it))
+    if (option.in_file && std::ranges::any_of(diagnostics.errors, names_it))
       diagnostics.advice.push_back(option.origin + ": " + option.name + " is given here");
   }
 }
