@@ -19,7 +19,7 @@
 namespace ddp {
 namespace {
 
-constexpr unsigned long long kMaxTasks = 1'000'000;
+constexpr unsigned long long kMaxTasks = 1'000'000;  ///< also of nodes
 constexpr unsigned long long kMaxId = std::numeric_limits<std::uint32_t>::max();
 constexpr char kNodeList[] = "SLURM_STEP_NODELIST";
 
@@ -133,12 +133,6 @@ namespace {
 
 using launcher::PerNode;
 
-constexpr unsigned long long kMostNodes = 1'000'000;
-
-std::optional<unsigned long long> number_in(const std::string& text) {
-  return whole_number(text, kMostNodes);
-}
-
 class NodeOptionReader {
  public:
   NodeOptionReader(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics)
@@ -243,13 +237,13 @@ void NodeOptionReader::ask_scheduler() {
 /// Reads the variables of Kubeflow's PyTorchJob, which has one rank per pod. If it sets torchrun's variables
 /// as well, those take precedence: they support several workers in a pod.
 void NodeOptionReader::pods() {
-  const auto size = number_in(variable("WORLD_SIZE"));
+  const auto size = whole_number(variable("WORLD_SIZE"), kMaxTasks);
   const std::string rank = variable("RANK");
   const bool given = variable("PET_NNODES").empty() && size && *size > 1 && !rank.empty() &&
                      !variable("MASTER_ADDR").empty() && !variable("MASTER_PORT").empty();
   if (!given || written_.node_rank || nodes() == 1) return;
   if (!variable("SLURM_JOB_ID").empty() || !written_.master_addr.empty() || written_.rdzv_endpoint) return;
-  const auto number = number_in(rank);
+  const auto number = whole_number(rank, kMaxTasks);
   if (!number) return diagnostics_.fail("RANK=" + rank + ": give the rank of this node, a whole number");
   written_.node_rank = static_cast<int>(*number);
   if (!written_.nnodes) written_.nnodes = NodeCounts{*size, *size};
@@ -369,7 +363,7 @@ bool NodeOptionReader::read_address(PerNode& given) {
 bool NodeOptionReader::read_rank(PerNode& given) {
   const auto [name, text] = found("--node-rank", written_.node_rank, "NODE_RANK");
   if (text.empty()) return true;
-  const auto number = number_in(text);
+  const auto number = whole_number(text, kMaxTasks);
   if (!number || *number >= static_cast<unsigned long long>(given.nodes)) {
     return fail(name, ' ', text, ": give a whole number from 0 to ", given.nodes - 1,
                 ", a different one on each of the ", given.nodes, " nodes");
