@@ -211,7 +211,8 @@ void AccelerateReader::read_size() {
   if (!total || *total == -1) return;
   const YAML::Node node = given("num_processes");
   if (*total < 1) return fail(node, "num_processes must be at least 1");
-  config_.processes = AccelerateProcesses{*total, location(node)};
+  config_.processes = total;
+  config_.processes_place = location(node);
   taken_.push_back(counted(*total, "worker") + " in all (num_processes)");
 }
 

@@ -246,8 +246,9 @@ void share_total(JobOptions& options, Diagnostics& diagnostics) {
   const bool each_given = options.given("--nproc-per-node");
   if (!options.written.ntasks) {
     if (!options.config.processes || each_given || spec.hosts.empty()) return;
-    const auto& [total, location] = *options.config.processes;
-    return share_evenly(total, location + "num_processes " + std::to_string(total), spec, diagnostics);
+    const long long total = *options.config.processes;
+    const std::string what = concat(options.config.processes_place, "num_processes ", total);
+    return share_evenly(total, what, spec, diagnostics);
   }
   const std::string what = total_text(options.written);
   if (spec.spares > 0 || spec.min_nodes > 0) {

@@ -104,20 +104,15 @@ bool belongs_in_file(const Option& option, OptionFileKind kind);
 
 // ---- files of Accelerate (accelerate_config.cc)
 
-/// num_processes: the workers on all machines together.
-struct AccelerateProcesses {
-  long long total = 0;   ///< at least 1
-  std::string location;  ///< "FILE:LINE:COLUMN: ", for errors that depend on the hosts
-};
-
 /// The content of a file of `accelerate config`, as ddplaunch's options (docs/users/migrating.md has the
 /// table of keys).
 struct AccelerateConfig {
-  std::vector<std::string> words;  ///< options: "--nnodes=2"
-  launcher::EnvVars env;           ///< variables that Accelerate's own launcher would set
-  std::optional<AccelerateProcesses> processes;
-  std::vector<std::string> devices;  ///< gpu_ids, for every host without its own devices
-  std::string devices_place;         ///< "FILE:LINE:COLUMN: "
+  std::vector<std::string> words;      ///< options: "--nnodes=2"
+  launcher::EnvVars env;               ///< variables that Accelerate's own launcher would set
+  std::optional<long long> processes;  ///< num_processes: the workers on all machines together, at least 1
+  std::string processes_place;         ///< "FILE:LINE:COLUMN: ", for errors that depend on the hosts
+  std::vector<std::string> devices;    ///< gpu_ids, for every host without its own devices
+  std::string devices_place;           ///< "FILE:LINE:COLUMN: "
 };
 
 /// Reads `text`, YAML or JSON, from `file`. Every key of accelerate 1.x is honored, translated, noted without
