@@ -65,10 +65,6 @@ Result<std::string> read_own_file(const std::string& path) {
   return read_all(file.get(), path);
 }
 
-Result<std::string> read_stdin() {
-  return read_all(STDIN_FILENO, "standard input");
-}
-
 Result<> can_write(const std::string& path) {
   DDP_TRY(follow_trusted_links(path));
   struct stat status {};
@@ -114,7 +110,7 @@ ProcessContext read_process_context() {
   result.stdin_has_data = is_pipe_or_file(STDIN_FILENO);
   result.read_file = read_file;
   result.read_own_file = read_own_file;
-  result.read_stdin = read_stdin;
+  result.read_stdin = [] { return read_all(STDIN_FILENO, "standard input"); };
   result.can_write = can_write;
   result.read_host_history = [](const std::string& directory) {
     return launcher::read_host_history(
