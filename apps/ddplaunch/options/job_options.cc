@@ -688,10 +688,9 @@ std::vector<std::string> JobOptions::broken_rules() const {
 
 namespace {
 
-/// `workers` is the number per node; 0: unknown.
 void check_streams(const launcher::StreamChoice& choice, const char* option, int workers,
                    Diagnostics& diagnostics) {
-  if (workers == 0 || choice.by_local.empty() || choice.by_local.rbegin()->first < workers) return;
+  if (choice.by_local.empty() || choice.by_local.rbegin()->first < workers) return;
   diagnostics.fail(option, ": there is no local rank ", choice.by_local.rbegin()->first,
                    " with --nproc-per-node ", workers);
 }
@@ -704,9 +703,9 @@ void check_output_options(JobOptions& options, Diagnostics& diagnostics) {
   if (output.label == "none") output.label.clear();
   if (const auto checked = launcher::check_label_template(output.label); !checked)
     diagnostics.fail(checked.error().text);
-  const bool fixed = spec.nproc.rule == rendezvous::ProcsRule::kNumber;
-  check_streams(output.tee, "--tee", fixed ? spec.nproc.number : 0, diagnostics);
-  check_streams(output.redirects, "--redirects", fixed ? spec.nproc.number : 0, diagnostics);
+  if (spec.nproc.rule != rendezvous::ProcsRule::kNumber) return;
+  check_streams(output.tee, "--tee", spec.nproc.number, diagnostics);
+  check_streams(output.redirects, "--redirects", spec.nproc.number, diagnostics);
 }
 
 }  // namespace ddp
