@@ -205,29 +205,26 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
   return static_cast<std::uint64_t>(*value);
 }
 
-OptionField text_into(std::string& field) {
-  const auto read = [&field](const std::string& text) {
-    field = text;
+ReadValue any_text(std::function<void(const std::string& text)> take) {
+  return [take = std::move(take)](const std::string& text) {
+    take(text);
     return std::string();
   };
-  return {read, [&field] { return field; }};
+}
+
+OptionField text_into(std::string& field) {
+  return {any_text([&field](const std::string& text) { field = text; }), [&field] { return field; }};
 }
 
 ReadValue texts_into(std::vector<std::string>& field) {
-  return [&field](const std::string& text) {
-    field.push_back(text);
-    return std::string();
-  };
+  return any_text([&field](const std::string& text) { field.push_back(text); });
 }
 
 OptionField directory_into(std::string& field) {
-  const auto read = [&field](const std::string& text) {
-    field = text;
-    while (field.size() > 1 && field.ends_with('/'))
-      field.pop_back();
-    return std::string();
+  const auto take = [&field](const std::string& text) {
+    field = text.substr(0, std::max<std::size_t>(text.find_last_not_of('/') + 1, 1));
   };
-  return {read, [&field] { return field; }};
+  return {any_text(take), [&field] { return field; }};
 }
 
 OptionField time_into(std::chrono::milliseconds& field, std::chrono::milliseconds least, bool zero_is_off) {

@@ -124,6 +124,9 @@ std::optional<std::chrono::milliseconds> parse_moment(std::string_view text, std
 std::optional<std::uint64_t> parse_size(std::string_view text);
 
 /// The functions below return readers or, if a field has a text, fields. The variable must outlive them.
+
+/// Any text, which `take` puts into its field.
+ReadValue any_text(std::function<void(const std::string& text)> take);
 OptionField text_into(std::string& field);
 ReadValue texts_into(std::vector<std::string>& field);
 /// A path without slashes at its end.

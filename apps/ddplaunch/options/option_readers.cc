@@ -194,17 +194,14 @@ ReadValue listen_into(std::string& address, std::uint16_t& port) {
 }
 
 ReadValue path_into(std::string& field, std::string base) {
-  return [&field, base = std::move(base)](const std::string& text) {
-    field = absolute_path(text, base);
-    return std::string();
-  };
+  return any_text(
+      [&field, base = std::move(base)](const std::string& text) { field = absolute_path(text, base); });
 }
 
 ReadValue program_into(std::string& field, std::string base) {
-  return [&field, base = std::move(base)](const std::string& text) {
+  return any_text([&field, base = std::move(base)](const std::string& text) {
     field = text.find('/') == std::string::npos ? text : absolute_path(text, base);
-    return std::string();
-  };
+  });
 }
 
 ReadValue command_into(std::vector<std::string>& field) {
