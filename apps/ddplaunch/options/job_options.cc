@@ -65,9 +65,7 @@ void add_hosts(OptionTable& table, JobSpec& spec, WrittenValues& written) {
   table.value({.names = "--hosts-from",
                .value = "slurm|env|FILE|-",
                .help = "nodes as the scheduler names them, or from standard input (-)",
-               .details = "`slurm` and `env` read the variables of Slurm, or of the scheduler that has set "
-                          "its own. FILE and `-` are a hostfile "
-                          "([hostfile.md](hostfile.md#from-a-scheduler)).",
+               .details = "[hostfile.md](hostfile.md#from-a-scheduler) says which variables are read.",
                .not_with = {{{"--hostfile", "--host"}, kOneList}}},
               text_into(written.hosts_from));
   table.value({.names = "--include",
@@ -145,9 +143,7 @@ void add_history(OptionTable& table, WrittenValues& written, const std::string& 
       });
   table.flag({.names = "--avoid-bad-hosts",
               .help = "leave hosts that failed lately to the spares",
-              .details = "Such hosts go to the end of the list of hosts if `--nnodes`, `-n` or `--spares` "
-                         "leaves some out. A host is bad with two failures in 7 days, or one hardware error "
-                         "of a GPU ([host_history.md](host_history.md)).",
+              .details = "[host_history.md](host_history.md) says which hosts these are.",
               .not_with = {{.others = {kPerNode},
                             .advice = ", whose nodes come by themselves",
                             .is_harmless = true}}},
@@ -317,13 +313,8 @@ void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const
       {.names = "--env-file",
        .value = "FILE",
        .help = "file of NAME=VALUE lines for the workers; --env takes precedence",
-       .details = "May be repeated. The format is that of docker: the value is everything "
-                  "behind the `=`, without quotes or expansion. Blank lines and lines that begin with "
-                  "`#` are skipped. Lines may end in CR LF, and a byte order mark is skipped. "
-                  "`.deepspeed_env` in the home directory, then in the current one, is read as well "
-                  "(`DS_ENV_FILE` names another file); `--env-file` takes precedence over it. As DeepSpeed "
-                  "exports its lines in a shell, quotes, `~/`, `$NAME` and `${NAME}` count there. Variables "
-                  "are those of earlier lines, else of this machine."},
+       .details = "May be repeated. The format is that of docker "
+                  "([environment.md](environment.md#files-of-variables)). `.deepspeed_env` is read as well."},
       texts_into(written.env_file));
   table.value({.names = "--chdir",
                .other_names = "-wd,--wd,-wdir,--wdir",
@@ -417,9 +408,9 @@ void add_failure(OptionTable& table, JobSpec& spec) {
        .default_text = duration_text(spec.stop_grace) + " after your signal, " +
                        duration_text(spec.failure_grace) + " after a failure",
        .help = "time from the first signal to SIGKILL",
-       .details = "A given time applies to both cases. The workers get your Ctrl-C as SIGINT and a SIGHUP "
-                  "as SIGHUP, with SIGTERM after four fifths of the time; else SIGTERM at once "
-                  "([exit_codes.md](exit_codes.md#how-workers-are-stopped))."},
+       .details =
+           "A given time applies to both cases. [exit_codes.md](exit_codes.md#how-workers-are-stopped) "
+           "says which signals the workers get."},
       time_into(spec.stop_grace, milliseconds(0)));
   table.choice<bool>(
       {.names = "--stop-signal-to",
@@ -487,11 +478,9 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
        .default_text = "~/.local/state/ddplaunch/jobs/ID",
        .help = "directory for the files of the job",
        .details =
-           "Each rank's output is among them. The default is `$XDG_STATE_HOME/ddplaunch/jobs/ID` if that "
-           "variable is set. With `--job-id` the directory is `ID.TIME`, so that the same line works again. "
-           "A directory holds one run: one that another run uses or has used is refused. Refused too are a "
-           "link, another user's directory, and one that everybody may write to ([all "
-           "rules](security.md#directories-and-the-report))."},
+           "The default is `$XDG_STATE_HOME/ddplaunch/jobs/ID` if that variable is set; with `--job-id` it "
+           "ends in `ID.TIME`. A directory holds one run ([output.md](output.md#files)), and some "
+           "are refused ([security.md](security.md#directories-and-the-report))."},
       path_into(job.spec.job_dir, cwd));
   table.flag({.names = "--detach",
               .help = "return when all ranks run, and print the job's id",
