@@ -265,8 +265,10 @@ TEST_CASE("The command line overrides torchrun's variables, under any name of th
                                                   "1", "--stop-grace=5", "--master-addr=127.0.0.1", "w"});
   CHECK(job.spec.nproc.number == 2);
   CHECK(job.spec.job_id == "ours");
+  CHECK(job.registration.claims_id);
   CHECK(job.spec.stop_grace == std::chrono::seconds(5));
   CHECK(job.notes == Texts{});
+  CHECK_FALSE(with_variables({{"PET_RDZV_ID", "theirs"}}).job({"w"}).registration.claims_id);
 }
 
 TEST_CASE("An empty variable and a flag of 0 count as absent") {
