@@ -373,7 +373,7 @@ complete -c ddplaunch -n '__ddplaunch_is ddplaunch; and __ddplaunch_has_undersco
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l history -d 'print the failures of hosts in earlier jobs instead; only with ddplaunch hosts'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -l forget -r -f -d 'forget the failures of a host, as after a repair; may be repeated; only with ddplaunch hosts'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s V -l version -d 'print the version'
-complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s h -l help -d 'print the verbs and the options that most jobs use; --help all: all options'
+complete -c ddplaunch -n '__ddplaunch_is ddplaunch' -s h -l help -d 'print this text; ddplaunch --help all: all options'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -s a -l all -d 'also list jobs that have ended'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -l json -d 'print JSON'
 complete -c ddplaunch -n '__ddplaunch_is ddplaunch ps' -s h -l help -d 'print this text'

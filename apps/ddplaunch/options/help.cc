@@ -171,7 +171,7 @@ constexpr VerbRow kVerbs[] = {
      "Writes a page about a job into one file, for a browser: how it ended, its attempts and events, "
      "and the last output of failed ranks."},
     {Verb::kClean, "Control", "clean", "[options] [JOB]", "end what a killed ddplaunch left on the hosts",
-     "Ends what is left of a job on its hosts, whose ddplaunch was killed."},
+     "Ends what a job whose ddplaunch was killed has left on its hosts."},
     {Verb::kRm, "Control", "rm", "[options] JOB…", "delete the files of ended jobs",
      "Deletes the files of jobs that have ended, and their entries in the list of jobs. Files of "
      "--job-dir stay."},
@@ -179,11 +179,11 @@ constexpr VerbRow kVerbs[] = {
 
 /// The options that most jobs use.
 constexpr char kMostUsed[] =
-    "--hostfile,--host,--nproc-per-node,--nnodes,--env,--chdir,--max-restarts,--hang-timeout,--job-id,"
-    "--detach,--dry-run";
+    "--hostfile,--host,--nproc-per-node,--nnodes,--launcher,--env,--chdir,--max-restarts,--hang-timeout,"
+    "--job-id,--detach,--dry-run";
 
 const VerbRow& row_of(Verb verb) {
-  return kVerbs[static_cast<std::size_t>(verb)];
+  return *std::ranges::find(kVerbs, verb, &VerbRow::verb);
 }
 
 }  // namespace
@@ -219,13 +219,14 @@ std::string brief_help(const OptionTable& table) {
     text += "  " + std::string(verb.name) + std::string(12 - verb.name.size(), ' ') + std::string(verb.help) +
             '\n';
   }
-  return text + "\nOptions that most jobs use:\n" + table.help_of(kMostUsed, true) +
-         "\nddplaunch --help all lists all options, ddplaunch VERB --help those of a verb.\n";
+  return text + "\nOptions that most jobs use (--help all lists all, VERB --help those of a verb):\n" +
+         table.help_of(kMostUsed, true);
 }
 
 std::string verb_help(const OptionTable& table, Verb verb) {
-  return verb_usage(verb) + "\nOptions:\n" + table.help_of(row_of(verb).options, false) +
-         "The options of a job count, too: ddplaunch --help all.\n";
+  return verb_usage(verb) + "\nOptions:\n" +
+         table.help_of(row_of(verb).options + std::string(",--help"), false) +
+         "All options of a job apply as well: ddplaunch --help all.\n";
 }
 
 std::string version_text() {

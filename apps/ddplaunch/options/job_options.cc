@@ -552,8 +552,7 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
               .only_with = {{kHosts}, "; ddplaunch hosts --forget HOST does it"}},
              texts_into(job.forget));
   table.flag({.names = "-V,--version", .help = "print the version"});
-  table.flag({.names = "-h,--help",
-              .help = "print the verbs and the options that most jobs use; --help all: all options"});
+  table.flag({.names = "-h,--help", .help = "print this text; ddplaunch --help all: all options"});
 }
 
 using launcher::Bars;

@@ -76,7 +76,7 @@ struct VerbRow {
   const char* options = "";    ///< about a job to start: those that its own --help lists
   bool is_about_new_job() const { return verb <= Verb::kHosts; }
 };
-/// All verbs, in the order of --help, which is that of Verb.
+/// All verbs, in the order of --help.
 std::span<const VerbRow> verbs();
 /// Returns the row of the verb that is the first argument, or nullptr.
 const VerbRow* find_verb(const std::vector<std::string>& args);
