@@ -88,7 +88,7 @@ Json verb_list() {
   Json list = Json::array();
   for (const ddp::VerbRow& verb : ddp::verbs())
     list.push_back(
-        {{"name", verb.name}, {"arguments", verb.arguments}, {"help", verb.help}, {"text", verb.text}});
+        {{"name", verb.name}, {"arguments", verb.arguments}, {"help", verb.help}, {"text", verb.text()}});
   return list;
 }
 

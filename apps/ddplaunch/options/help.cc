@@ -128,53 +128,43 @@ namespace {
 
 constexpr VerbRow kVerbs[] = {
     {Verb::kRun, "Run", "run", "JOB.yaml [options]", "start the job that a file describes",
-     "Starts the job that a file describes (docs/users/config.md). Options of the command line take "
-     "precedence.",
-     "--dry-run,--detach"},
+     " (docs/users/config.md). Options of the command line take precedence.", "--dry-run,--detach"},
     {Verb::kCheck, "Run", "check", "[options] [WORKER [arguments of the worker]]",
-     "test every host for what would break the job",
-     "Tests every host for problems that would break the job, and starts no worker "
-     "(docs/users/check.md).",
+     "test every host for what would break the job", ", and start no worker (docs/users/check.md).",
      "--deep,--collectives,--min-busbw,--json"},
     {Verb::kHosts, "Run", "hosts", "[options]", "print the ranks and addresses of the job",
-     "Prints the ranks and addresses of the job, and starts no worker (docs/users/check.md).",
-     "--history,--forget,--json"},
+     ", and start no worker (docs/users/check.md).", "--history,--forget,--json"},
     {Verb::kPs, "Watch", "ps", "[options]", "list your jobs on this machine",
-     "Lists your jobs on this machine: those that run, and those whose ddplaunch was killed."},
-    {Verb::kStatus, "Watch", "status", "[options] [JOB]", "show a job, its nodes and its ranks",
-     "Shows the state of a job, its nodes and its ranks."},
+     ": those that run, and those whose ddplaunch was killed."},
+    {Verb::kStatus, "Watch", "status", "[options] [JOB]", "show a job, its nodes and its ranks", "."},
     {Verb::kTop, "Watch", "top", "[options] [JOB]", "watch a job and its nodes, redrawn each second",
-     "Shows a job, its nodes and what they use on a terminal, redrawn once a second, and obeys keys."},
+     ", and what they use, on a terminal that takes keys."},
     {Verb::kHang, "Watch", "hang", "[options] [JOB]", "say which rank the others wait for",
-     "Asks the ranks of a running job what they wait for, and prints the verdict with what it rests on "
-     "(docs/users/hang.md). The workers are not stopped for it."},
+     ", and what the verdict rests on (docs/users/hang.md). The ranks of the running job are asked, and not "
+     "stopped for it."},
     {Verb::kLogs, "Watch", "logs", "[options] [JOB]", "print what the workers wrote",
-     "Prints what the workers of a job wrote, while it runs and after its end."},
+     ", while the job runs and after its end."},
     {Verb::kAttach, "Watch", "attach", "[options] [JOB]", "follow a running job as its own terminal does",
-     "Shows the output of a running job from now on and the changes of its state, and exits with its "
-     "exit code. Ctrl-C leaves the job alone."},
+     ": show its output from now on and the changes of its state, and exit with its exit code. Ctrl-C leaves "
+     "the job alone."},
     {Verb::kDashboard, "Watch", "dashboard", "[options] [JOB]", "serve pages about jobs, and metrics",
-     "Serves a page that shows a job while it runs, and metrics for Prometheus; without JOB a list of all "
-     "jobs with a page for each. Ctrl-C ends the page, not the job."},
+     " for Prometheus: about JOB, while it runs, or all jobs. Ctrl-C ends the page, not the job."},
     {Verb::kMcp, "Watch", "mcp", "[options]", "serve status, logs and reports to agents",
-     "Serves the Model Context Protocol over standard input and output, with tools that read the state of "
-     "jobs (docs/users/tools.md)."},
+     " by the Model Context Protocol, over standard input and output (docs/users/tools.md)."},
     {Verb::kStop, "Control", "stop", "[options] [JOB]", "end a job as SIGTERM does",
-     "Stops a job as SIGTERM does, and returns when it has ended."},
+     ", and return when it has ended."},
     {Verb::kWait, "Control", "wait", "[options] [JOB]", "wait for the end, and exit with the job's code",
-     "Waits for the end of a job, and exits with its exit code."},
+     "."},
     {Verb::kExec, "Control", "exec", "[options] [JOB] -- COMMAND [ARG…]", "run a command beside a worker",
-     "Runs a command in the environment and the directory of a worker, on its node."},
+     ", on its node, in its environment and its directory."},
     {Verb::kStacks, "Control", "stacks", "[options] [JOB]", "print what each worker does now",
-     "Prints what each worker does now: its state, and the stacks of its threads."},
+     ": its state, and the stacks of its threads."},
     {Verb::kReport, "Control", "report", "-o FILE [JOB]", "write a page about a job into a file",
-     "Writes a page about a job into one file, for a browser: how it ended, its attempts and events, "
-     "and the last output of failed ranks."},
+     ", for a browser: how it ended, its attempts and events, and the last output of failed ranks."},
     {Verb::kClean, "Control", "clean", "[options] [JOB]", "end what a killed ddplaunch left on the hosts",
-     "Ends what a job whose ddplaunch was killed has left on its hosts."},
+     " of the job."},
     {Verb::kRm, "Control", "rm", "[options] JOB…", "delete the files of ended jobs",
-     "Deletes the files of jobs that have ended, and their entries in the list of jobs. Files of "
-     "--job-dir stay."},
+     ", and their entries in the list of jobs. Files of --job-dir stay."},
 };
 
 /// The options that most jobs use.
@@ -198,6 +188,12 @@ const VerbRow* find_verb(const std::vector<std::string>& args) {
   return found == std::end(kVerbs) ? nullptr : found;
 }
 
+std::string VerbRow::text() const {
+  std::string sentences = concat(help, more);
+  sentences.front() = static_cast<char>(sentences.front() - 'a' + 'A');
+  return sentences;
+}
+
 std::string verb_name(Verb verb) {
   return std::string(row_of(verb).name);
 }
@@ -205,7 +201,7 @@ std::string verb_name(Verb verb) {
 std::string verb_usage(Verb verb) {
   const VerbRow& row = row_of(verb);
   return "usage: ddplaunch " + std::string(row.name) + ' ' + std::string(row.arguments) + "\n\n" +
-         std::string(row.text) + '\n';
+         row.text() + '\n';
 }
 
 std::string brief_help(const OptionTable& table) {

@@ -72,8 +72,9 @@ struct VerbRow {
   std::string_view name;
   std::string_view arguments;  ///< in its usage line
   std::string_view help;       ///< in ddplaunch --help
-  std::string_view text;       ///< in its own --help, as sentences
+  std::string_view more;       ///< continues `help` in its own --help
   const char* options = "";    ///< about a job to start: those that its own --help lists
+  std::string text() const;    ///< of its own --help, as sentences
   bool is_about_new_job() const { return verb <= Verb::kHosts; }
 };
 /// All verbs, in the order of --help.
