@@ -305,6 +305,16 @@ TEST_CASE("a bar of a terminal is a row until its line is shown") {
   }
 }
 
+TEST_CASE("the footer below a bar changes without a line of a worker") {
+  const test::Pty terminal;
+  MergeBench bench(labeled(), terminal.writer.get());
+  bench.add(0, 1, "\r10%");
+  REQUIRE(bench.loop.run_one_for(seconds(60)) == 1);
+  test::read_until(terminal.reader, "10%");
+  bench.output.set_footer("CPU 3.0 of 8 cores");
+  CHECK(test::read_until(terminal.reader, "of 8 cores").find("CPU 3.0") != std::string::npos);
+}
+
 TEST_CASE("a bar that has ended becomes a line after a pause, on its stream") {
   MergeBench bench(labeled());
   bench.add(0, 1, "\r99%\n");
