@@ -68,7 +68,7 @@ class Docs(unittest.TestCase):
 
     def test_functions_of_the_path_from_main_to_exec_stand_in_their_files(self):
         path = (ROOT / "docs/developers/architecture.md").read_text().split("## The path from main")[1].split("\n## ")[0]
-        steps = re.findall(r"((?:`[\w:]+`(?:,\s)?)+)(?: for \w+)?\s+\(`([\w./]+)`\)", path)
+        steps = re.findall(r"((?:`[\w:]+`(?:,\s+)?)+)(?: for \w+)?\s+\(`([\w./]+)`\)", path)
         named = [(name, file) for names, file in steps for name in re.findall(r"`([\w:]+)`", names)]
         self.assertTrue(40 <= len(set(named)) <= 60, f"{len(set(named))} functions: describe the path, not every helper")
         self.assertLessEqual(len({file for _, file in named}), 30, "files: describe the path, not every helper")
@@ -80,7 +80,9 @@ class Docs(unittest.TestCase):
         for name, file in named:
             with self.subTest(name):
                 self.assertTrue(bodies(name, file), f"{file} does not define {name}; {advice}")
-        for callers, file, called in re.findall(r"((?:`[\w:]+`(?:,\s)?)+)(?: for \w+)?\s+\(`([\w./]+)`\)\s+→\s+`([\w:]+)`", path):
+        arrows = re.findall(r"((?:`[\w:]+`(?:,\s+)?)+)(?: for \w+)?\s+\(`([\w./]+)`\)\s+→\s+(?=`([\w:]+)`)", path)
+        self.assertEqual(len(arrows), path.count("→"), "an arrow stands between `functions` (`file`) and `function`")
+        for callers, file, called in arrows:
             with self.subTest(called):
                 names = re.findall(r"`([\w:]+)`", callers)
                 call = re.compile(rf"\b{called.split('::')[-1]}\(")
