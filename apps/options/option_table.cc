@@ -475,8 +475,11 @@ std::vector<std::string> OptionTable::broken_rules(
         errors.push_back(name + " cannot be used with " + join(found, " and ") + rule.advice);
     }
     const OptionRule& needed = option.only_with;
-    if (applies(needed) && std::ranges::none_of(needed.others, holds))
-      errors.push_back(name + " is only for " + join_alternatives(needed.others) + needed.advice);
+    if (!applies(needed) || std::ranges::any_of(needed.others, holds)) return;
+    const bool any_value =
+        needed.others.front().starts_with('-') && needed.others.front().find(' ') == std::string::npos;
+    errors.push_back(name + (any_value ? " needs " : " is only for ") + join_alternatives(needed.others) +
+                     needed.advice);
   };
   for (const OptionGroup& group : impl_->groups)
     std::ranges::for_each(group.options | std::views::filter(is_used), check);

@@ -488,8 +488,8 @@ class OptionErrors(unittest.TestCase):
                 (("--inject-nan", "1:1"), "--inject-nan names rank 1 of 1"),
                 (("--optimizer", "adamw", "--beta1", "1"), "--beta1 1: give a number of at least 0 and below 1"),
                 (("--optimizer", "adamw", "--beta2", "1"), "--beta2 1: give a number of at least 0 and below 1"),
-                (("--resume", "auto"), "--resume auto is only for --checkpoint-dir, which has the checkpoints"),
-                (("--checkpoint-every", "3"), "--checkpoint-every is only for --checkpoint-dir"),
+                (("--resume", "auto"), "--resume auto needs --checkpoint-dir, which has the checkpoints"),
+                (("--checkpoint-every", "3"), "--checkpoint-every needs --checkpoint-dir"),
                 (("--optimizer", "adamw", "--momentum", "0.5"), "--momentum is only for --optimizer sgd"),
                 (("--mlp-depth", "3"), "--mlp-depth is only for --model mlp"),
                 (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter needs shared memory inside the nodes; remove "

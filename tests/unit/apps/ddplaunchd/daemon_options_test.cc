@@ -78,7 +78,7 @@ TEST_CASE("options of the daemon that contradict each other") {
   CHECK(flaw({"--verify", "a", "b", "--stdio"}) == "--verify cannot be used with --stdio; give one of them");
   for (const char* other : {"--new-token", "--stdio", "--token-file=/u"})
     CHECK(flaw({other, "--token-file", "/t"}) ==
-          "--token-file is only for --listen; --new-token FILE names its own file");
+          "--token-file needs --listen; --new-token FILE names its own file");
 }
 
 }  // namespace

@@ -126,5 +126,5 @@ TEST_CASE("Subcommands") {
   CHECK(world.job({"check", "--deep"}).deep);
   CHECK(world.errors({"check", "--min-busbw", "0"}) ==
         Texts{"ddplaunch: --min-busbw 0: give GB/s, a number above 0",
-              "ddplaunch: --min-busbw is only for --collectives; to measure in a job use train bench"});
+              "ddplaunch: --min-busbw needs --collectives; to measure in a job use train bench"});
 }

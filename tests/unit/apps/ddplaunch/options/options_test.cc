@@ -436,14 +436,14 @@ TEST_CASE("Each rule between options is checked") {
        "--json is only for ddplaunch check or ddplaunch hosts; --jsonl writes the workers' lines as JSON, "
        "--report "
        "the end of the job"},
-      {{"--metrics-linger", "1m"}, "--metrics-linger is only for --metrics-listen"},
+      {{"--metrics-linger", "1m"}, "--metrics-linger needs --metrics-listen"},
       {{"hosts", "--deep"}, "--deep is only for ddplaunch check; to run it as a job use train health"},
       {{"--collectives"}, "--collectives is only for ddplaunch check; to run it as a job use train bench"},
       {{"--history"}, "--history is only for ddplaunch hosts; ddplaunch hosts --history prints them"},
       {{"check", "--forget", "gpu07"},
        "--forget is only for ddplaunch hosts; ddplaunch hosts --forget HOST does it"},
       {{"check", "--min-busbw", "9"},
-       "--min-busbw is only for --collectives; to measure in a job use train bench"},
+       "--min-busbw needs --collectives; to measure in a job use train bench"},
   };
   FakeContext world;
   world.files["hosts"] = "a\nb\n";
