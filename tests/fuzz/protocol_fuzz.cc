@@ -1,5 +1,6 @@
 // Decodes arbitrary bytes as protocol frames. Each frame must give a message or an error, and a decoded
 // message must encode to the same bytes and have no number without a name in an enum.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -42,6 +43,12 @@ std::vector<Message> one_of_each(std::index_sequence<Index...>) {
 /// Checks a valid message in which the input chooses one byte. Few inputs are valid themselves.
 void check_changed(const std::uint8_t* data) {
   static const auto kMessages = one_of_each(std::make_index_sequence<std::variant_size_v<Message>>{});
+  static const bool kAllDecode = std::ranges::all_of(kMessages, [](const Message& message) {
+    std::string frame;
+    append_frame(message, frame);
+    return decode_payload(std::string_view(frame).substr(kFrameHeader)).has_value();
+  });
+  if (!kAllDecode) std::abort();
   std::string frame;
   append_frame(kMessages[data[0] % kMessages.size()], frame);
   const std::size_t fields = kFrameHeader + 1;
