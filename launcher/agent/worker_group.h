@@ -16,7 +16,8 @@
 
 namespace ddp::launcher {
 
-/// One worker to start; everything is resolved. The group adds the pipes and the control group.
+/// One worker to start; everything is resolved. The group adds the pipes, the control group
+/// and the signal that a worker gets when the agent dies.
 struct WorkerSpec {
   std::uint32_t local_rank = 0;  ///< LOCAL_RANK
   ChildSpec child;

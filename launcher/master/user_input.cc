@@ -134,7 +134,7 @@ bool has_stopped_parent = false;
 /// How often the master got each signal, shared with the parent.
 struct SeenSignals {
   std::array<std::atomic<unsigned>, NSIG> count{};
-  std::array<SignalSender, NSIG> senders{};  ///< of those that the shell's process passes on
+  std::array<SignalSender, NSIG> senders{};  ///< of those that the parent passes on
 };
 SeenSignals* seen_signals = nullptr;
 /// A signal to the process group reaches the master within this time, too.

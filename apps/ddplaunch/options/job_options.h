@@ -103,9 +103,9 @@ void check_daemon_hosts(launcher::JobSpec& spec, Diagnostics& diagnostics);
 /// --env-file, --env.
 void read_env_options(JobOptions& options, const ProcessContext& context, Diagnostics& diagnostics);
 
-/// Returns a directory of ddplaunch for this user, such as ~/.local/state/ddplaunch; empty: neither
-/// `variable`
-/// ("XDG_STATE_HOME") nor HOME, above `below_home` (".local/state"), names one.
+/// Returns a directory of ddplaunch for this user, such as ~/.local/state/ddplaunch. `variable`
+/// ("XDG_STATE_HOME") names its parent, else it is `below_home` (".local/state") of HOME. Empty: both are
+/// missing.
 std::string xdg_directory(const ProcessContext& context, const char* variable, const char* below_home);
 
 /// Checks the options about the workers' output against each other.

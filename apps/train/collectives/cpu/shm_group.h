@@ -49,8 +49,8 @@ inline void copy_bytes(void* to, const void* from, std::size_t size) {
 ///
 /// Two areas and two tags of a kind are enough. A rank publishes stage s + 1 only after all others have
 /// published s and it has read what it needs of theirs. So as long as one rank still reads what belongs to s,
-/// no other rank is further than s + 1, and writes what belongs to s + 1 alone. With one area, each round
-/// would need a second wait, for the readers. A rank whose wait fails never publishes again.
+/// no other rank is further than s + 1, and each of them writes only what belongs to s + 1. With one area,
+/// each round would need a second wait, for the readers. A rank whose wait fails never publishes again.
 class ShmSegment {
  public:
   /// Bytes of one area.
