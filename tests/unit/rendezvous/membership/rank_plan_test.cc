@@ -44,6 +44,7 @@ TEST_CASE("unequal slots give ranks by prefix sum in hostfile order") {
   REQUIRE(plan.has_value());
   CHECK(shape(*plan) == "2@0 4@2 1@6 = 7");
   CHECK(plan->assignments[1].node_rank == 1);
+  CHECK(plan->assignments[1].host == 1);
   CHECK(plan->reasons[1] == "slots=4");
 }
 
