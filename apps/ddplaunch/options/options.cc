@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <ctime>
 #include <filesystem>
 #include <string_view>
@@ -104,6 +105,7 @@ ProcessContext read_process_context() {
   result.env = launcher::split_env(own_environment());
   std::error_code unknown;
   result.cwd = std::filesystem::current_path(unknown);
+  if (result.cwd.size() >= PATH_MAX) result.cwd.clear();  // no system call takes it
   result.new_job_id = new_job_id();
   result.host_name = host_name();
   result.user_id = ::geteuid();
