@@ -19,7 +19,7 @@ namespace ddp {
 namespace {
 
 constexpr std::size_t kHelpColumn = 30;
-constexpr std::size_t kBriefColumn = 35;  ///< no option reaches it
+constexpr std::size_t kBriefColumn = 37;  ///< the widest option of --help reaches it
 constexpr std::size_t kHelpWidth = 100;
 
 }  // namespace
@@ -56,7 +56,7 @@ std::string option_text(const Option& option, std::size_t help_column = kHelpCol
   std::string text = option.help;
   if (!option.needs().empty()) text += "; only with " + option.needs();
   if (!option.default_text.empty()) text += " (default: " + option.default_text + ")";
-  return left + wrapped(text, kHelpColumn, kHelpColumn) + '\n';
+  return left + wrapped(text, help_column, help_column) + '\n';
 }
 
 }  // namespace
@@ -97,7 +97,10 @@ std::string Option::rules_text() const {
   for (const OptionRule& rule : not_with)
     unwanted.insert(unwanted.end(), rule.others.begin(), rule.others.end());
   if (unwanted.empty()) return text;
-  return text + (text.empty() ? "" : " ") + "Not with " + alternatives_text(unwanted) + '.';
+  if (rules_for.empty())
+    return text + (text.empty() ? "Not with " : " Not with ") + alternatives_text(unwanted) + '.';
+  if (text.ends_with('.')) text.replace(text.size() - 1, 1, ", and");
+  return text + " not with " + alternatives_text(unwanted) + '.';
 }
 
 std::vector<std::string> split_names(const std::string& names) {

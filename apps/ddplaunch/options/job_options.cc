@@ -309,13 +309,13 @@ void add_worker(OptionTable& table, JobSpec& spec, WrittenValues& written, const
               .details = "It takes precedence over everything that is forwarded. May be repeated. "
                          "[environment.md](environment.md) says which variables are forwarded."},
              texts_into(written.env));
-  table.list(
-      {.names = "--env-file",
-       .value = "FILE",
-       .help = "file of NAME=VALUE lines for the workers; --env takes precedence",
-       .details = "May be repeated. The format is that of docker "
-                  "([environment.md](environment.md#files-of-variables)). `.deepspeed_env` is read as well."},
-      texts_into(written.env_file));
+  table.list({.names = "--env-file",
+              .value = "FILE",
+              .help = "file of NAME=VALUE lines for the workers; --env takes precedence",
+              .details = "May be repeated. The format is that of docker "
+                         "([environment.md](environment.md#files-of-variables)). `.deepspeed_env` (or "
+                         "`DS_ENV_FILE`) is read before it."},
+             texts_into(written.env_file));
   table.value({.names = "--chdir",
                .other_names = "-wd,--wd,-wdir,--wdir",
                .value = "DIR",
@@ -552,7 +552,7 @@ void add_job(OptionTable& table, RunJob& job, WrittenValues& written, const std:
               .only_with = {{kHosts}, "; ddplaunch hosts --forget HOST does it"}},
              texts_into(job.forget));
   table.flag({.names = "-V,--version", .help = "print the version"});
-  table.flag({.names = "-h,--help", .help = "print this text; ddplaunch --help all: all options"});
+  table.flag({.names = "-h,--help", .help = "print a short help; --help all: all options"});
 }
 
 using launcher::Bars;

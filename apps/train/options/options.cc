@@ -179,19 +179,19 @@ void declare_hyperparameters(OptionTable& table, TrainOptions& options) {
               number_into(options.lr.warmup_steps, 0, kMany));
   table.value({.names = "--momentum",
                .value = "M",
-               .help = "momentum",
+               .help = "weight of the earlier updates in each update",
                .equal = true,
                .only_with = {{"--optimizer sgd"}}},
               number_into(options.update.momentum, 0, 1));
   table.value({.names = "--beta1",
                .value = "B",
-               .help = "average of gradients, below 1",
+               .help = "weight of the earlier gradients in their average, below 1",
                .equal = true,
                .only_with = {{"--optimizer adamw"}}},
               beta_into(options.update.beta1));
   table.value({.names = "--beta2",
                .value = "B",
-               .help = "average of squares, below 1",
+               .help = "weight of the earlier squares in their average, below 1",
                .equal = true,
                .only_with = {{"--optimizer adamw"}}},
               beta_into(options.update.beta2));

@@ -136,7 +136,7 @@ TEST_CASE("Rules for one value of an option hold for no other") {
                  .only_with = {{"--every 1"}, ", which is the default"},
                  .rules_for = "auto"},
                 text_into(from));
-    CHECK(table.find("--from")->rules_text() == "With `auto`: only with `--every 1`. Not with `--place x`.");
+    CHECK(table.find("--from")->rules_text() == "With `auto`: only with `--every 1`, and not with `--place x`.");
     CHECK(table.help().find("only with") == std::string::npos);
     return parse_arguments("p", args, table);
   };
