@@ -327,33 +327,6 @@ std::optional<std::string> wrong_greeting(std::string_view line) {
          "\"; check the port (port= in the hostfile, Port in the SSH configuration)";
 }
 
-std::string mismatch_advice(std::string_view libssh_text) {
-  struct Row {
-    std::string_view method;
-    const char* option;
-  };
-  constexpr Row kRows[] = {{"kex algos", "KexAlgorithms"},
-                           {"server host key algo", "HostKeyAlgorithms"},
-                           {"encryption ", "Ciphers"},
-                           {"mac ", "MACs"}};
-  constexpr std::string_view kMethod = "for method ";
-  constexpr std::string_view kServer = ": server [";
-  const std::size_t method = libssh_text.find(kMethod);
-  const std::size_t server = libssh_text.find(kServer);
-  if (method == std::string_view::npos || server == std::string_view::npos) return {};
-  const std::string_view name = libssh_text.substr(method + kMethod.size());
-  const std::string_view list = libssh_text.substr(server + kServer.size());
-  std::string offer = plain_algorithms(std::string(list.substr(0, list.find(']'))));
-  for (const Row& row : kRows) {
-    if (!name.starts_with(row.method) || offer.empty()) continue;
-    const std::string option = row.option;
-    return "; the server supports none of the " + option + " allowed here, but " + offer +
-           "; allow one that \"ssh -Q " + option + "\" lists for this host in the SSH configuration (" +
-           option + " +" + offer.substr(0, offer.find(',')) + "), or update its SSH server";
-  }
-  return {};
-}
-
 std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget& target,
                                     const Endpoint& endpoint) {
   const auto key = server_key(session);

@@ -95,10 +95,6 @@ std::optional<std::string> configure(ssh_session_struct* session, const SshTarge
 /// Returns what is wrong with a server's first line (no SSH server, or only version 1), or nullopt.
 std::optional<std::string> wrong_greeting(std::string_view line);
 
-/// Reads libssh's text "… no match for method NAME: server [A,B], client […]". Returns what the server offers
-/// and the option that allows it, or an empty text. For advice only.
-std::string mismatch_advice(std::string_view libssh_text);
-
 /// Runs after the key exchange. Returns nullopt when the server's key is known, or is new and was accepted
 /// and saved. Else it returns kUnreachable with what to do.
 std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget& target,

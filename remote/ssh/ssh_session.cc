@@ -435,8 +435,6 @@ SshSession::StepResult SshSession::greet() {
       SshFailure failure{libssh_error("no SSH connection with " + endpoint().text), false, {}};
       failure.needs_openssh =
           std::string("a key exchange that libssh does not support (") + ssh_get_error(session_) + ")";
-      failure.advice = mismatch_advice(ssh_get_error(session_));
-      if (failure.advice.empty()) failure.advice = "; the key exchange with it fails";
       return stop_with(std::move(failure));
     }
     return stop_with(

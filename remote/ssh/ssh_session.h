@@ -116,7 +116,6 @@ struct SshFailure {
   Error error;
   bool closed_early = false;    ///< the server closed before its banner: worth another try
   std::string needs_openssh{};  ///< why the ssh program may succeed: "KexAlgorithms in the SSH configuration"
-  std::string advice{};         ///< what to do if the program fails as well
   bool not_connected = false;   ///< no address accepted a connection
   bool offers_gssapi = false;   ///< the server took no key, but accepts a Kerberos ticket
 };

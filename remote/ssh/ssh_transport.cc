@@ -404,11 +404,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshTransport::open(Host host, std::v
   target.deadline = deadline;
   target.accept_new_host_keys = options_.accept_new_host_keys;
   target.ssh_command = CommandTransport::by_hand(openssh_options_, host);
-  CommandTransport::Route route{target.config.proxy,
-                                target.config.proxy_jump,
-                                target.config.connect_timeout,
-                                target.config.for_a_command,
-                                {}};
+  CommandTransport::Route route{target.config.proxy, target.config.proxy_jump, target.config.connect_timeout,
+                                target.config.for_a_command};
   std::function<Result<Files::PreparedTarget>()> prepare = [files = files_, host,
                                                             target = std::move(target)]() mutable {
     return files->prepare(host, std::move(target));
@@ -450,7 +447,6 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshTransport::open(Host host, std::v
       co_return std::unique_ptr<Channel>(std::make_unique<SshChannel>(host.name, loop_, last, threads_));
     }
     reason = last->failed->needs_openssh;
-    route.advice = last->failed->advice;
     if (last->failed->offers_gssapi && target.config.gssapi_authentication) {
       // Only if the server took no key: without a ticket the ssh program would fail after one more
       // connection.

@@ -18,6 +18,7 @@
 
 #include "base/blocking_calls.h"
 #include "base/child_process.h"
+#include "base/text.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/hosts/shell_command.h"
 
@@ -261,12 +262,10 @@ class ChildChannel final : public Channel {
     }
     // ssh(1) ends with the exit status of the remote command, or with 255 if an error occurred.
     if (status.number != 255) return ChannelEnd{status.number, std::nullopt};
-    std::string text = client + " failed (exit status 255)" + command_.advice;
-    if (child_->tail().empty()) {
-      text += "; it printed nothing";
-    } else {
-      text += (command_.advice.empty() ? ":" : "; its last lines:") + child_->tail().text();
-    }
+    const std::string last = child_->tail().text();
+    const std::string advice = (greeted_ ? "" : mismatch_advice(last)) + command_.advice;
+    std::string text = client + " failed (exit status 255)" + advice;
+    text += last.empty() ? "; it printed nothing" : (advice.empty() ? ":" : "; its last lines:") + last;
     return ChannelEnd{std::nullopt, Error{ErrorCode::kUnreachable, std::move(text)},
                       closed_early(child_->tail())};
   }
@@ -279,6 +278,29 @@ class ChildChannel final : public Channel {
 };
 
 }  // namespace
+
+std::string mismatch_advice(std::string_view words) {
+  constexpr std::pair<std::string_view, const char*> kRows[] = {{"key exchange method", "KexAlgorithms"},
+                                                                {"host key type", "HostKeyAlgorithms"},
+                                                                {"cipher", "Ciphers"},
+                                                                {"MAC", "MACs"}};
+  for (const auto& [kind, option] : kRows) {
+    const std::string begin = concat("no matching ", kind, " found. Their offer: ");
+    const std::size_t found = words.find(begin);
+    if (found == words.npos) continue;
+    const std::string_view list = words.substr(found + begin.size());
+    std::vector<std::string> offer;
+    for (const std::string_view one : split(list.substr(0, list.find_first_of(" \r\n")), ','))
+      if (!one.empty() && !one.starts_with("kex-strict-") &&
+          !one.starts_with("ext-info-"))  // signals, no algorithms
+        offer.emplace_back(one);
+    if (offer.empty()) return {};
+    return concat("; the server supports none of the ", option, " allowed here, but ", join(offer, ","),
+                  "; allow one that \"ssh -Q ", option, "\" lists for this host in the SSH configuration (",
+                  option, " +", offer.front(), "), or update its SSH server");
+  }
+  return {};
+}
 
 Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, ChildCommand command) {
   const bool relays = command.kind == ChildCommand::Kind::kSshClient;
@@ -397,7 +419,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> CommandTransport::open_through(Route
   auto line = command_line(options_, route, host, *remote_line, seconds);
   ChildCommand command{host.name, std::move(line), ChildCommand::Kind::kSshClient};
   command.held = slot;
-  command.advice = route.advice + "; ddplaunch never prompts; run \"" + by_hand(options_, host) +
+  command.advice = "; ddplaunch never prompts; run \"" + by_hand(options_, host) +
                    " true\" in a terminal to see whether ssh asks for a passphrase (then run ssh-add first), "
                    "a password, or a host key";
   co_return open_client(loop_, std::move(command), "; it is the program of --ssh-command");

@@ -44,6 +44,11 @@ struct ChildCommand {
   std::string advice{};  ///< for an SSH client that fails before greeted(): "; what to do"
 };
 
+/// Reads "Unable to negotiate with …: no matching KIND found. Their offer: A,B" in the words of the ssh
+/// program (packet.c and ssherr.c of OpenSSH). Returns "; what the server offers, and the option that allows
+/// it", or an empty text.
+std::string mismatch_advice(std::string_view words);
+
 /// Starts the program in a process group of its own, so that Ctrl-C on the terminal does not reach it.
 /// Errors: kExec with the errno when the program cannot be executed, kSystem. Loop thread only.
 ///
@@ -103,7 +108,6 @@ class CommandTransport final : public Transport {
     std::string proxy_jump;  ///< ProxyJump as written
     int connect_timeout = 0;            ///< seconds; 0: the time until the deadline
     std::vector<std::string> settings;  ///< further "Option=value", which take precedence
-    std::string advice;                 ///< what to do when the login fails, besides the general advice
   };
   /// Opens a channel to a host with this configuration. Channel::greeted() releases the slot at the proxy.
   Awaitable<Result<std::unique_ptr<Channel>>> open_through(Route route, Host host,

@@ -233,26 +233,3 @@ TEST_CASE("a greeting of no SSH server or of an old one is named") {
         "hostfile, Port in the SSH configuration)");
   CHECK(wrong_greeting(std::string(5000, 'x'))->size() < 250);
 }
-
-TEST_CASE("algorithms without a common choice are named with their option") {
-  const std::string text = mismatch_advice(
-      "kex error : no match for method server host key algo: server [ssh-rsa,ssh-dss], client [ssh-ed25519]");
-  CHECK(
-      text ==
-      "; the server supports none of the HostKeyAlgorithms allowed here, but ssh-rsa,ssh-dss; allow one that "
-      "\"ssh "
-      "-Q HostKeyAlgorithms\" lists for this host in the SSH configuration (HostKeyAlgorithms +ssh-rsa), "
-      "or update its SSH server");
-  const auto option_of = [](const std::string& method) {
-    const std::string diagnostic =
-        mismatch_advice("no match for method " + method + ": server [a], client [b]");
-    return diagnostic.substr(0, diagnostic.find(" allowed"));
-  };
-  CHECK(option_of("kex algos") == "; the server supports none of the KexAlgorithms");
-  CHECK(option_of("encryption client->server") == "; the server supports none of the Ciphers");
-  CHECK(option_of("encryption server->client") == "; the server supports none of the Ciphers");
-  CHECK(option_of("mac algo client->server") == "; the server supports none of the MACs");
-  CHECK(option_of("languages").empty());
-  CHECK(mismatch_advice("Socket error: disconnected").empty());
-  CHECK(mismatch_advice("for method kex algos: server []").empty());
-}
