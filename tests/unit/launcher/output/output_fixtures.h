@@ -46,7 +46,7 @@ struct Pty {
   UniqueFd writer;
 };
 
-/// Reads until `end` has arrived, 10 s at most.
+/// Reads until `end` has arrived; gives up when nothing comes for a minute.
 inline std::string read_until(const UniqueFd& fd, std::string_view end) {
   std::string all;
   for (std::size_t from = 0; all.find(end, from) == std::string::npos;) {
